@@ -245,8 +245,8 @@ impl Engine {
     /// several uses may lie between two samples of a gate.
     pub fn record_request(&mut self, now: Tick, pause: Option<Millis>) {
         if self.is_idle() {
-            let seen = pause.unwrap_or_else(|| now.since(self.last_lease_end));
-            self.idle_gaps.record(seen);
+            let gap = pause.unwrap_or_else(|| now.since(self.last_lease_end));
+            self.idle_gaps.record(gap);
             self.last_requested = now;
         }
     }
@@ -313,11 +313,16 @@ impl Engine {
         matches!(self.state, LifecycleState::Launching | LifecycleState::Loading) && !self.profiled
     }
 
-    /// When the present state must have ended. `held`: bytes reserved on one accelerator, or in the pool.
+    /// When the present state must have ended. `reserved`: bytes reserved on one accelerator, or in the pool.
     #[must_use]
-    pub fn deadline(&self, spec: Option<&ModelSpec>, held: Bytes, timeouts: &EngineTimeouts) -> Option<Tick> {
+    pub fn deadline(
+        &self,
+        spec: Option<&ModelSpec>,
+        reserved: Bytes,
+        timeouts: &EngineTimeouts,
+    ) -> Option<Tick> {
         // Moving memory takes time in proportion to its size; a second per GiB is several times what slow hosts need.
-        let moving = Millis::secs(held.0 >> 30);
+        let moving = Millis::secs(reserved.0 >> 30);
         let by = match &self.state {
             LifecycleState::Launching | LifecycleState::Loading => {
                 self.startup_began + spec.map_or(Millis::secs(480), |s| s.start_timeout)
@@ -346,8 +351,8 @@ impl Engine {
     /// When the engine may start as a spare, without waiters of its own.
     #[must_use]
     pub fn spare_start_at(&self) -> Tick {
-        let rests = self.failures_since_serving >= MAX_FREQUENT_SPARE_STARTS && !self.state.has_process();
-        if rests { self.since + SPARE_RETRY_INTERVAL } else { Tick(0) }
+        let throttled = self.failures_since_serving >= MAX_FREQUENT_SPARE_STARTS && !self.state.has_process();
+        if throttled { self.since + SPARE_RETRY_INTERVAL } else { Tick(0) }
     }
 
     /// When the engine counts as hung: health has failed for half the progress timeout, and nothing moved for all of
@@ -366,10 +371,10 @@ impl Engine {
 
     /// Records the stub's report that its gate is closed. A canary or probe may have passed the gate before.
     pub fn record_stub_gate_closed(&mut self) {
-        let asked = self.state == LifecycleState::Awake
+        let applies = self.state == LifecycleState::Awake
             || matches!(self.state, LifecycleState::Loading | LifecycleState::Waking { .. })
                 && self.probe_state != ProbeState::NotReady;
-        self.stub_gate_closed |= asked;
+        self.stub_gate_closed |= applies;
     }
 
     /// Clears everything that belonged to the ended process.

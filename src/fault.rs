@@ -110,12 +110,12 @@ pub enum Fault {
     Internal,
 }
 
-fn route_hint(meant: Option<&str>) -> String {
-    meant.map(|path| format!(": use {path}")).unwrap_or_default()
+fn route_hint(suggested_path: Option<&str>) -> String {
+    suggested_path.map(|path| format!(": use {path}")).unwrap_or_default()
 }
 
-fn model_hint(near: &[String]) -> String {
-    match near {
+fn model_hint(suggestions: &[String]) -> String {
+    match suggestions {
         [] => "GET /v1/models lists the models".to_owned(),
         near => {
             format!(

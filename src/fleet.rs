@@ -148,14 +148,14 @@ impl Fleet {
 
     fn plan_once(&self, now: Tick) -> Plan {
         let demand = self.planner.with_remote_demand(self.dispatch.demand());
-        let mut draft = plan::PlanBuilder::new(self.planner.clone(), &demand, self.dispatch.clients(), now);
-        draft.decide();
-        let mut commands = draft.take_commands();
-        let verdicts = draft.verdicts();
-        let granted = self.dispatch.decide(&mut draft, &verdicts, now);
-        commands.extend(draft.take_commands());
+        let mut builder = plan::PlanBuilder::new(self.planner.clone(), &demand, self.dispatch.clients(), now);
+        builder.decide();
+        let mut commands = builder.take_commands();
+        let verdicts = builder.verdicts();
+        let granted = self.dispatch.decide(&mut builder, &verdicts, now);
+        commands.extend(builder.take_commands());
         commands.extend(granted);
-        let reasons = draft.into_reasons();
+        let reasons = builder.into_reasons();
         Plan { commands, report_inputs: ReportInputs { reasons, demand, now } }
     }
 
@@ -350,13 +350,13 @@ impl Fleet {
     /// Other gateways receive it as [`Event::RemoteDemand`].
     #[must_use]
     pub fn demand(&self) -> BTreeMap<ModelName, GatewayDemand> {
-        let own = |name: &ModelName| GatewayDemand {
+        let demand_of = |name: &ModelName| GatewayDemand {
             waiting: u32::try_from(self.dispatch.waiting(name)).unwrap_or(u32::MAX),
             in_flight: self.planner.leases_of(name),
             last_request: self.planner.engines_of(name).map(|e| e.last_lease_end).max().unwrap_or_default(),
         };
-        let all = self.planner.models.keys().map(|name| (name.clone(), own(name)));
-        all.filter(|(_, own)| *own != GatewayDemand::default()).collect()
+        let all = self.planner.models.keys().map(|name| (name.clone(), demand_of(name)));
+        all.filter(|(_, demand)| *demand != GatewayDemand::default()).collect()
     }
 
     /// Whether this gateway leads and has adopted all engines that already ran.

@@ -133,7 +133,7 @@ impl Pairing {
         for name in names {
             plan.planned_nodes.push(name.clone());
             let Some(node) = self.nodes.get(&name) else { continue };
-            let mut draft = NodePlanBuilder {
+            let mut builder = NodePlanBuilder {
                 node: PairingNode::clone(node),
                 context: PlanContext {
                     settings: &self.settings,
@@ -147,11 +147,12 @@ impl Pairing {
                 commands: Vec::new(),
                 reasons: BTreeMap::new(),
             };
-            draft.node.release_expired(&self.settings, now);
-            draft.decide();
-            (serial, generation) = (draft.serial, draft.generation);
-            plan.commands.append(&mut draft.commands);
-            let reasons = draft.reasons.into_iter().map(|(requester, why)| ((name.clone(), requester), why));
+            builder.node.release_expired(&self.settings, now);
+            builder.decide();
+            (serial, generation) = (builder.serial, builder.generation);
+            plan.commands.append(&mut builder.commands);
+            let reasons =
+                builder.reasons.into_iter().map(|(requester, reason)| ((name.clone(), requester), reason));
             plan.reasons.extend(reasons);
         }
         plan

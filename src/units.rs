@@ -263,10 +263,10 @@ impl fmt::Display for Tick {
 
 /// Returns the number with its noun: "1 lease", "2 leases".
 #[must_use]
-pub fn pluralize(number: impl fmt::Display, what: &str) -> String {
+pub fn pluralize(number: impl fmt::Display, noun: &str) -> String {
     let number = number.to_string();
     let many = if number == "1" { "" } else { "s" };
-    format!("{number} {what}{many}")
+    format!("{number} {noun}{many}")
 }
 
 impl Generation {

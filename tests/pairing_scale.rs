@@ -45,7 +45,7 @@ fn requested_engine(fingerprint: u64) -> RequestedEngine {
 }
 
 fn requester_event(node: usize, id: String, fingerprint: u64, on: &[u32]) -> PairingEvent {
-    let seen = ObservedRequester {
+    let observed = ObservedRequester {
         requested: requested_engine(fingerprint),
         created: NOW,
         stub_container: Some("stub".into()),
@@ -55,7 +55,7 @@ fn requester_event(node: usize, id: String, fingerprint: u64, on: &[u32]) -> Pai
         terminated: false,
         finalizer: false,
     };
-    PairingEvent::RequesterObserved { node: node_name(node), requester: id.into(), observed: seen }
+    PairingEvent::RequesterObserved { node: node_name(node), requester: id.into(), observed }
 }
 
 /// Adds a node with all accelerators in use. On the first `idle` nodes twelve engines sleep instead.
@@ -100,7 +100,7 @@ fn sleeper_event(node: usize, fingerprint: u64) -> PairingEvent {
         requester: None,
         last_used: Tick(fingerprint),
     };
-    let seen = ObservedProvider {
+    let observed = ObservedProvider {
         uid: format!("{node}-{fingerprint}").into(),
         phase: ProviderPhase::Ready,
         deleting: false,
@@ -109,11 +109,7 @@ fn sleeper_event(node: usize, fingerprint: u64) -> PairingEvent {
         memory_limit: None,
         records: vec![record],
     };
-    PairingEvent::ProviderObserved {
-        node: node_name(node),
-        provider: ProviderId::direct(&engine),
-        observed: seen,
-    }
+    PairingEvent::ProviderObserved { node: node_name(node), provider: ProviderId::direct(&engine), observed }
 }
 
 /// Plans, records and answers the commands: gates close, and queried engines report that they sleep.
@@ -147,7 +143,7 @@ fn cluster(nodes: usize, idle: usize) -> Pairing {
 /// The median time from an event until its commands are recorded.
 #[expect(clippy::disallowed_methods, reason = "what is measured is how long it really takes")]
 fn median_event_time(pairing: &mut Pairing, now: Tick, events: Vec<PairingEvent>) -> Duration {
-    let mut took: Vec<Duration> = Vec::new();
+    let mut durations: Vec<Duration> = Vec::new();
     for event in events {
         let waited = run_queue::current_thread_wait();
         let begin = Instant::now();
@@ -155,12 +151,12 @@ fn median_event_time(pairing: &mut Pairing, now: Tick, events: Vec<PairingEvent>
         let plan = pairing.plan(now);
         pairing.issued(&plan, now);
         let passed = begin.elapsed();
-        took.push(passed.saturating_sub(run_queue::current_thread_wait().saturating_sub(waited)));
+        durations.push(passed.saturating_sub(run_queue::current_thread_wait().saturating_sub(waited)));
         assert_eq!(plan.planned_nodes.len(), 1, "nothing but its node");
         assert!(!plan.commands.is_empty());
     }
-    took.sort();
-    took[took.len() / 2]
+    durations.sort();
+    durations[durations.len() / 2]
 }
 
 /// Deletions of requesters on nodes spread over the cluster.

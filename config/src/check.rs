@@ -27,12 +27,12 @@ pub struct CheckFindings {
 /// Memory is checked only if `accelerators: auto` has been filled in.
 #[must_use]
 pub fn check(config: &Config) -> CheckFindings {
-    let place = |name: &ModelName| config.model_locations.get(name).copied().unwrap_or_default();
+    let location = |name: &ModelName| config.model_locations.get(name).copied().unwrap_or_default();
     let mut warnings = check_settings(config);
     warnings.extend(config.tls.as_ref().and_then(TlsConfig::validity_warning));
     for spec in &config.core.models {
         let mut warn = |text: String| {
-            warnings.push(ConfigProblem::new(place(&spec.name), format!("model '{}': {text}", spec.name)));
+            warnings.push(ConfigProblem::new(location(&spec.name), format!("model '{}': {text}", spec.name)));
         };
         check_wait_limits(config, spec, &mut warn);
         check_sleep_level(config, spec, &mut warn);
@@ -45,7 +45,7 @@ pub fn check(config: &Config) -> CheckFindings {
     CheckFindings {
         errors: errors
             .into_iter()
-            .map(|(name, why)| ConfigProblem::new(place(&name), format!("model '{name}': {why}")))
+            .map(|(name, why)| ConfigProblem::new(location(&name), format!("model '{name}': {why}")))
             .collect(),
         warnings,
     }
@@ -66,7 +66,7 @@ pub fn unplaceable_models(config: &Config) -> Vec<(ModelName, String)> {
 
 fn unplaceable_reason(core: &FleetConfig, headroom: Bytes, spec: &ModelSpec) -> Option<String> {
     let need = spec.memory.awake;
-    let (wanted, mut there): (usize, Vec<Bytes>) = match &spec.accelerators {
+    let (count, mut capacities): (usize, Vec<Bytes>) = match &spec.accelerators {
         AcceleratorRequirement::Count(count) => (
             usize::try_from(*count).unwrap_or(usize::MAX),
             core.accelerators.iter().map(|device| device.capacity).collect(),
@@ -82,26 +82,26 @@ fn unplaceable_reason(core: &FleetConfig, headroom: Bytes, spec: &ModelSpec) -> 
         // The file has no syntax for this.
         AcceleratorRequirement::InPool { .. } => return None,
     };
-    if there.len() < wanted {
-        return Some(match there.len() {
+    if capacities.len() < count {
+        return Some(match capacities.len() {
             0 => format!(
                 "needs {}, but there are none: list the machine's accelerators under accelerators",
-                pluralize(wanted, "accelerator")
+                pluralize(count, "accelerator")
             ),
-            1 => format!("needs {wanted} accelerators, but there is only one: set accelerators: 1"),
+            1 => format!("needs {count} accelerators, but there is only one: set accelerators: 1"),
             number => format!(
-                "needs {wanted} accelerators, but there are only {number}: set accelerators: {number} or less"
+                "needs {count} accelerators, but there are only {number}: set accelerators: {number} or less"
             ),
         });
     }
-    there.sort_unstable_by(|a, b| b.cmp(a));
-    let most = *wanted.checked_sub(1).and_then(|last| there.get(last))?;
+    capacities.sort_unstable_by(|a, b| b.cmp(a));
+    let most = *count.checked_sub(1).and_then(|last| capacities.get(last))?;
     if most >= need {
         return None;
     }
-    let place =
-        if wanted == 1 { "one accelerator".to_owned() } else { format!("each of {wanted} accelerators") };
-    let kept = if headroom == Bytes::ZERO {
+    let target =
+        if count == 1 { "one accelerator".to_owned() } else { format!("each of {count} accelerators") };
+    let headroom_note = if headroom == Bytes::ZERO {
         String::new()
     } else {
         format!(" (headroom keeps {headroom} free on each)")
@@ -109,7 +109,7 @@ fn unplaceable_reason(core: &FleetConfig, headroom: Bytes, spec: &ModelSpec) -> 
     // Without the headroom the model would fit.
     let instead = if need <= most + headroom { ", or a smaller headroom" } else { "" };
     Some(format!(
-        "needs {need} on {place}, but at most {most} can be reserved there{kept}: set memory.awake: {most} or \
+        "needs {need} on {target}, but at most {most} can be reserved there{headroom_note}: set memory.awake: {most} or \
          less{instead}"
     ))
 }

@@ -80,17 +80,17 @@ pub(super) fn kubernetes(
     instead: Option<PlatformKind>,
 ) -> Option<KubernetesConfig> {
     let mut platform_at = root.at;
-    let wanted = root.read(reader, "platform", |reader, node| {
+    let platform = root.read(reader, "platform", |reader, node| {
         platform_at = node.at;
         reader.choice(node, &[("local", PlatformKind::Local), ("kubernetes", PlatformKind::Kubernetes)])
     });
-    let wanted = instead.or(wanted) == Some(PlatformKind::Kubernetes);
+    let is_kubernetes = instead.or(platform) == Some(PlatformKind::Kubernetes);
     let mut given = None;
     let section = root.read(reader, "kubernetes", |reader, node| {
         given = Some(node.at);
         section(reader, node)
     });
-    match (wanted, given) {
+    match (is_kubernetes, given) {
         (true, None) => {
             reader.note(
                 platform_at,

@@ -277,7 +277,7 @@ impl ShutdownConfig {
     pub fn effective_grace(&self, killed_after: Option<Millis>) -> Millis {
         let Some(killed) = killed_after else { return self.grace.unwrap_or(self.default_grace) };
         let most = Millis(killed.0.saturating_sub(Self::SHUTDOWN_RESERVE.0).max(killed.0 / 2));
-        self.grace.map_or(most, |said| said.min(most))
+        self.grace.map_or(most, |configured| configured.min(most))
     }
 }
 

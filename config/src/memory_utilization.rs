@@ -24,8 +24,8 @@ impl Config {
                 AcceleratorRequirement::Count(_) | AcceleratorRequirement::InPool { .. } => true,
             };
             let largest = accelerators.iter().filter(allowed).map(|accelerator| accelerator.capacity).max();
-            let taken = largest.map(|capacity| ((capacity + headroom).0 as f64 * share).ceil() as u64);
-            spec.memory.awake = spec.memory.awake.max(Bytes(taken.unwrap_or_default()));
+            let reserved = largest.map(|capacity| ((capacity + headroom).0 as f64 * share).ceil() as u64);
+            spec.memory.awake = spec.memory.awake.max(Bytes(reserved.unwrap_or_default()));
         }
     }
 }

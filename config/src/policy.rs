@@ -41,11 +41,11 @@ pub(super) fn eviction(reader: &mut ConfigReader, section: &mut ConfigSection) -
 }
 
 fn queue(reader: &mut ConfigReader, section: &mut ConfigSection, default: QueueSettings) -> QueueSettings {
-    let said = read_queue_overrides(reader, section);
+    let overrides = read_queue_overrides(reader, section);
     QueueSettings {
-        policy: said.policy.unwrap_or(default.policy),
-        max_waiting: said.max_waiting.unwrap_or(default.max_waiting),
-        max_wait: said.max_wait.unwrap_or(default.max_wait),
+        policy: overrides.policy.unwrap_or(default.policy),
+        max_waiting: overrides.max_waiting.unwrap_or(default.max_waiting),
+        max_wait: overrides.max_wait.unwrap_or(default.max_wait),
     }
 }
 
@@ -86,10 +86,10 @@ fn turns(reader: &mut ConfigReader, section: &mut ConfigSection, default: TurnSe
     let residency = residency.unwrap_or_else(|| default.residency.min(max_turn));
     let (drain_deadline, on_deadline) = section.sub(reader, "drain", |reader, drain| {
         let deadline = drain.read(reader, "deadline", ConfigReader::duration);
-        let then = drain.read(reader, "onDeadline", |reader, node| {
+        let on_deadline = drain.read(reader, "onDeadline", |reader, node| {
             reader.choice(node, &[("wait", DrainDeadlinePolicy::Wait), ("cut", DrainDeadlinePolicy::Cut)])
         });
-        (deadline.unwrap_or(default.drain_deadline), then.unwrap_or(default.on_deadline))
+        (deadline.unwrap_or(default.drain_deadline), on_deadline.unwrap_or(default.on_deadline))
     });
     TurnSettings { protection: protect, residency, max_turn, drain_deadline, on_deadline }
 }

@@ -66,9 +66,9 @@ impl ConfigReader {
         self.substituted(node, substitute::SubstitutionScope::Command)
     }
 
-    fn substituted(&mut self, node: &YamlNode, place: substitute::SubstitutionScope) -> Option<String> {
+    fn substituted(&mut self, node: &YamlNode, scope: substitute::SubstitutionScope) -> Option<String> {
         let text = self.scalar(node)?.to_owned();
-        match substitute::substitute_env(&text, place, self.environment) {
+        match substitute::substitute_env(&text, scope, self.environment) {
             Ok(filled) => {
                 if text.contains("${env:") {
                     self.substituted.push((filled.clone(), text));

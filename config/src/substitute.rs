@@ -80,28 +80,28 @@ impl EngineConfig {
 /// Fills in `${env:NAME}`. In a command, the placeholders and `$${` stay for [`fill`].
 pub(super) fn substitute_env(
     text: &str,
-    place: SubstitutionScope,
+    scope: SubstitutionScope,
     environment: EnvLookup,
 ) -> Result<String, Vec<Error>> {
     let mut out = String::with_capacity(text.len());
     let mut errors = Vec::new();
     for piece in pieces(text) {
-        match (piece, place) {
+        match (piece, scope) {
             (TemplatePiece::Text(text), _) => out.push_str(text),
             (TemplatePiece::Escape, SubstitutionScope::Other) => out.push_str("${"),
             (TemplatePiece::Escape, SubstitutionScope::Command) => out.push_str("$${"),
             (TemplatePiece::Unclosed, _) => errors.push(Error::Unclosed),
-            (TemplatePiece::Name(name), place) => {
+            (TemplatePiece::Name(name), scope) => {
                 let known = PLACEHOLDERS.contains(&name);
                 if let Some(variable) = name.strip_prefix("env:") {
-                    match (environment(variable), place) {
+                    match (environment(variable), scope) {
                         (Some(value), SubstitutionScope::Other) => out.push_str(&value),
                         (Some(value), SubstitutionScope::Command) => {
                             out.push_str(&value.replace("${", "$${"))
                         }
                         (None, _) => errors.push(Error::Unset(variable.to_owned())),
                     }
-                } else if known && place == SubstitutionScope::Command {
+                } else if known && scope == SubstitutionScope::Command {
                     out.push_str("${");
                     out.push_str(name);
                     out.push('}');

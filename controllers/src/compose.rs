@@ -15,18 +15,18 @@ use super::index::{Resolved, ResolvedPool};
 /// Each pool becomes one accelerator with the pool's name and its total grantable memory. A pool with a problem gets no
 /// memory: nothing starts there, and running engines stay.
 #[must_use]
-pub fn compose(base: &Config, settled: &Resolved) -> Config {
+pub fn compose(base: &Config, resolved: &Resolved) -> Config {
     let accelerator = |(name, pool): (&String, &ResolvedPool)| Accelerator {
         id: name.as_str().into(),
         capacity: pool.total.unwrap_or_default(),
         metered: false,
         units: pool.units,
     };
-    let served = || settled.served.values();
+    let served = || resolved.served.values();
     Config {
         core: FleetConfig {
-            settings: FleetSettings { host_memory: host_memory(settled), ..base.core.settings.clone() },
-            accelerators: settled.pools.iter().map(accelerator).collect(),
+            settings: FleetSettings { host_memory: host_memory(resolved), ..base.core.settings.clone() },
+            accelerators: resolved.pools.iter().map(accelerator).collect(),
             models: served().map(|served| served.spec.clone()).collect(),
         },
         engines: served().map(|served| (served.spec.name.clone(), served.engine.clone())).collect(),
@@ -38,12 +38,12 @@ pub fn compose(base: &Config, settled: &Resolved) -> Config {
 }
 
 /// Sums the RAM that engines asleep at level 1 may hold, over all nodes.
-fn host_memory(settled: &Resolved) -> Bytes {
+fn host_memory(resolved: &Resolved) -> Bytes {
     let of_pool = |pool: &ResolvedPool| {
         let each = pool.terms.as_ref().map_or(0, |terms| terms.host_sleep_memory.0);
         Bytes(each.saturating_mul(u64::from(pool.nodes)))
     };
-    settled.pools.values().map(of_pool).sum()
+    resolved.pools.values().map(of_pool).sum()
 }
 
 #[cfg(test)]

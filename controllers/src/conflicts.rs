@@ -56,8 +56,8 @@ pub fn find_conflicts(claims: &[ModelClaim]) -> BTreeMap<ObjectName, Rejection> 
     let by_object: BTreeMap<&ObjectName, &ModelClaim> =
         claims.iter().map(|claim| (&claim.object, claim)).collect();
     for cycle in cycles(&by_object) {
-        for (place, object) in cycle.iter().enumerate() {
-            let round = cycle.iter().cycle().skip(place).take(cycle.len() + 1);
+        for (position, object) in cycle.iter().enumerate() {
+            let round = cycle.iter().cycle().skip(position).take(cycle.len() + 1);
             let path = round.map(|object| object.name.clone()).collect();
             refused.entry((*object).clone()).or_insert(Rejection::Cycle(path));
         }
@@ -73,19 +73,20 @@ fn names(claims: &[ModelClaim]) -> BTreeMap<ObjectName, Rejection> {
     let mut holders: BTreeMap<&str, &ObjectName> = BTreeMap::new();
     let mut refused = BTreeMap::new();
     for claim in order {
-        let taken = |name: &str| holders.get(name).map(|holder| (*holder).clone());
+        let holder_of = |name: &str| holders.get(name).map(|holder| (*holder).clone());
         let name = claim.name.clone();
-        let refusal = taken(&name).map(|holder| Rejection::DuplicateName { name, holder }).or_else(|| {
-            claim.aliases.iter().find_map(|alias| {
-                taken(alias).map(|holder| Rejection::DuplicateAlias { alias: alias.clone(), holder })
-            })
-        });
+        let refusal =
+            holder_of(&name).map(|holder| Rejection::DuplicateName { name, holder }).or_else(|| {
+                claim.aliases.iter().find_map(|alias| {
+                    holder_of(alias).map(|holder| Rejection::DuplicateAlias { alias: alias.clone(), holder })
+                })
+            });
         if let Some(refusal) = refusal {
             refused.insert(claim.object.clone(), refusal);
             continue;
         }
-        let own = std::iter::once(&claim.name).chain(&claim.aliases).filter(|name| !name.is_empty());
-        holders.extend(own.map(|name| (name.as_str(), &claim.object)));
+        let names = std::iter::once(&claim.name).chain(&claim.aliases).filter(|name| !name.is_empty());
+        holders.extend(names.map(|name| (name.as_str(), &claim.object)));
     }
     refused
 }

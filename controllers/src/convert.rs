@@ -267,7 +267,7 @@ fn variants(
                 fingerprint: pod_template::variant_fingerprint(
                     engine.fingerprint,
                     written.template.as_ref(),
-                    written.node_selector.as_ref().filter(|own| **own != spec.node_selector),
+                    written.node_selector.as_ref().filter(|selector| **selector != spec.node_selector),
                 ),
                 ..model_spec(spec, engine, common, memory, replicas)
             },

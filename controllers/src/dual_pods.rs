@@ -192,10 +192,10 @@ impl PairingController {
             mut claim,
             clock,
             settings,
-            watches: seen,
-            resolved: mut settled,
+            watches,
+            mut resolved,
             metrics,
-            events: herald,
+            events: event_sender,
             meter,
         } = parts;
         let PairingWatches {
@@ -207,14 +207,14 @@ impl PairingController {
             server_configs: mut engines,
             launcher_configs: mut launchers,
             mut policies,
-        } = seen;
-        let mut own = Self {
+        } = watches;
+        let mut controller = Self {
             core: Pairing::new(settings.core),
             index: PodIndex::new(settings.mode),
             facts: ClusterFacts::new(FmaConfigs::new(namespace_count(&listed))),
             requester_status: RequesterStatusWriter::default(),
             actuation_timer: ActuationTimer::new(metrics.clone()),
-            pod_events: PodEvents::new(herald),
+            pod_events: PodEvents::new(event_sender),
             pairing_metrics: PairingMetrics::new(metrics.clone()),
             launcher_watches: LauncherWatches::new(),
             ports: EnginePorts::default(),
@@ -230,7 +230,8 @@ impl PairingController {
         };
         let mut leads = None;
         loop {
-            let due = own.core.next_deadline().into_iter().chain(own.pairing_metrics.due()).min();
+            let next_deadline =
+                controller.core.next_deadline().into_iter().chain(controller.pairing_metrics.due()).min();
             tokio::select! {
                 changed = claim.changed() => {
                     if changed.is_err() {
@@ -239,23 +240,23 @@ impl PairingController {
                     let now = claim.borrow_and_update().filter(Leadership::is_valid).map(|claim| claim.epoch);
                     if now != leads {
                         leads = now;
-                        own.change_leadership(now);
+                        controller.change_leadership(now);
                     }
                 }
-                Some(change) = pods.recv() => own.handle_pods(change),
-                Some(change) = nodes.recv() => own.facts.apply_nodes(change),
-                Some(change) = map.recv() => own.facts.apply_gpu_map(change),
-                Some(change) = engines.recv() => own.facts.configs.apply_server_configs(change),
-                Some(change) = launchers.recv() => own.facts.configs.apply_launcher_configs(change),
-                Some(change) = policies.recv() => own.facts.configs.apply_policies(change),
-                Some(heard) = own.launcher_watches.rx.recv() => own.handle_launcher_event(&heard),
-                Ok(()) = settled.changed() => {
-                    own.facts.set_resolved_pools(settled.borrow_and_update().clone().unwrap_or_default());
+                Some(change) = pods.recv() => controller.handle_pods(change),
+                Some(change) = nodes.recv() => controller.facts.apply_nodes(change),
+                Some(change) = map.recv() => controller.facts.apply_gpu_map(change),
+                Some(change) = engines.recv() => controller.facts.configs.apply_server_configs(change),
+                Some(change) = launchers.recv() => controller.facts.configs.apply_launcher_configs(change),
+                Some(change) = policies.recv() => controller.facts.configs.apply_policies(change),
+                Some(heard) = controller.launcher_watches.rx.recv() => controller.handle_launcher_event(&heard),
+                Ok(()) = resolved.changed() => {
+                    controller.facts.set_resolved_pools(resolved.borrow_and_update().clone().unwrap_or_default());
                 }
-                Some(finished) = own.tasks.join_next() => own.handle_finished(finished),
-                () = until(due, clock) => {}
+                Some(finished) = controller.tasks.join_next() => controller.handle_finished(finished),
+                () = until(next_deadline, clock) => {}
             }
-            own.decide();
+            controller.decide();
         }
     }
 
@@ -288,8 +289,8 @@ impl PairingController {
         self.apply_facts();
         self.apply_events(vec![PairingEvent::Listed]);
         self.actuation_timer.listed();
-        let sight = MetricsInputs { index: &self.index, facts: &self.facts, now: self.executor.clock.now() };
-        self.pairing_metrics.begin(sight);
+        let inputs = MetricsInputs { index: &self.index, facts: &self.facts, now: self.executor.clock.now() };
+        self.pairing_metrics.begin(inputs);
         self.schedule_meter_read(Duration::ZERO);
     }
 
@@ -312,45 +313,46 @@ impl PairingController {
             let lives = |(node, engine): &memory_baseline::EngineLocation| {
                 core.node(node).is_some_and(|node| node.engines.contains_key(engine))
             };
-            self.provider_namespaces.retain(|place, _| lives(place));
+            self.provider_namespaces.retain(|location, _| lives(location));
             self.baselines.retain(lives);
             self.facts.forget_unused(&self.core);
         }
         for command in plan.commands {
-            let job = self.command_context(command);
-            if let Some(own) = &job.requester {
-                self.actuation_timer.command_issued(&own.id, &job.command.action);
+            let context = self.command_context(command);
+            if let Some(requester) = &context.requester {
+                self.actuation_timer.command_issued(&requester.id, &context.command.action);
             }
-            let hands = Arc::clone(&self.executor);
+            let executor = Arc::clone(&self.executor);
             self.tasks.spawn(async move {
-                let notices = pod_events::completion_events(&job);
-                let done = Box::pin(hands.execute(job)).await;
+                let notices = pod_events::completion_events(&context);
+                let done = Box::pin(executor.execute(context)).await;
                 let notices = if done.is_success() { notices } else { Vec::new() };
                 FinishedTask::Command(Box::new((done, notices)))
             });
         }
-        for ((node, requester), why) in &mut plan.reasons {
+        for ((node, requester), reason) in &mut plan.reasons {
             for more in [self.requester_status.error_of(requester), self.provider_failure(node, requester)]
                 .into_iter()
                 .flatten()
             {
-                *why = format!("{why}; {more}");
+                *reason = format!("{reason}; {more}");
             }
         }
         self.pod_events.update_waiting(&plan.planned_nodes, &plan.reasons, &mut self.tasks);
-        for ((node, requester), why) in plan.reasons {
-            tracing::debug!(%requester, reason = why, "requester waits");
-            let known = self.core.node(&node).filter(|known| known.engine_of(&requester).is_none());
-            let waiting = known.and_then(|known| known.requesters.get(&requester));
-            if let (Some(waiting), Some(own)) = (waiting, self.index.requester(&requester)) {
+        for ((node, requester), reason) in plan.reasons {
+            tracing::debug!(%requester, reason, "requester waits");
+            let pairing_node =
+                self.core.node(&node).filter(|pairing_node| pairing_node.engine_of(&requester).is_none());
+            let waiting = pairing_node.and_then(|pairing_node| pairing_node.requesters.get(&requester));
+            if let (Some(waiting), Some(requester_pod)) = (waiting, self.index.requester(&requester)) {
                 self.requester_status.write_accelerators(
-                    own,
+                    requester_pod,
                     &waiting.accelerators,
                     &self.executor,
                     &mut self.tasks,
                 );
                 if waiting.accelerators.is_empty() {
-                    self.requester_status.report_unresponsive_stub(own, waiting.retry.failures);
+                    self.requester_status.report_unresponsive_stub(requester_pod, waiting.retry.failures);
                 }
             }
         }
@@ -365,14 +367,17 @@ impl PairingController {
 
     /// Returns the kubelet's reason why this requester's last provider, or the launcher there, failed.
     fn provider_failure(&self, node: &NodeName, requester: &RequesterId) -> Option<&str> {
-        let known = self.core.node(node)?;
-        let own = known.requesters.get(requester)?;
-        let crashed =
-            own.accelerators.iter().filter_map(|on| known.accelerators.get(on)).any(|on| on.crashes > 0);
-        if own.failures == 0 && !crashed {
+        let pairing_node = self.core.node(node)?;
+        let observed = pairing_node.requesters.get(requester)?;
+        let crashed = observed
+            .accelerators
+            .iter()
+            .filter_map(|on| pairing_node.accelerators.get(on))
+            .any(|on| on.crashes > 0);
+        if observed.failures == 0 && !crashed {
             return None;
         }
-        self.index.container_failure(node, &own.accelerators)
+        self.index.container_failure(node, &observed.accelerators)
     }
 }
 
@@ -383,7 +388,9 @@ async fn list(all: &[WatchTarget<Pod>], awaited: &InitialLists) -> Vec<Delta<Pod
         loop {
             match watched::list(watched).await {
                 Ok(change) => break found.push(change),
-                Err(_) if watched.namespace.as_ref().is_some_and(|within| awaited.is_skipped(within)) => {
+                Err(_)
+                    if watched.namespace.as_ref().is_some_and(|namespace| awaited.is_skipped(namespace)) =>
+                {
                     break;
                 }
                 Err(error) => {
@@ -401,9 +408,9 @@ fn namespace_count(all: &[WatchTarget<Pod>]) -> usize {
     all.iter().map(|watched| &watched.namespace).collect::<BTreeSet<_>>().len()
 }
 
-async fn until(due: Option<Tick>, clock: TickClock) {
-    match due {
-        Some(due) => time::sleep(due.since(clock.now()).duration()).await,
+async fn until(deadline: Option<Tick>, clock: TickClock) {
+    match deadline {
+        Some(deadline) => time::sleep(deadline.since(clock.now()).duration()).await,
         None => std::future::pending().await,
     }
 }

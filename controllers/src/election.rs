@@ -107,23 +107,18 @@ enum Participation {
 impl Election {
     /// Starts the election. `name` must be unique to this process: a restarted container is a new candidate.
     pub fn start<S: LeaseStore>(store: S, name: String) -> Self {
-        let (told, claim) = watch::channel(None);
-        let (heard, answers) = watch::channel(true);
-        let (part, parts) = watch::channel(Participation::Active);
+        let (leadership_tx, leadership) = watch::channel(None);
+        let (api_reachable_tx, api_reachable) = watch::channel(true);
+        let (participation_tx, participation) = watch::channel(Participation::Active);
         let runner = ElectionTask {
             store,
             state: ElectionState::new(name),
-            leadership: told,
-            api_reachable: heard,
-            participation: parts,
+            leadership: leadership_tx,
+            api_reachable: api_reachable_tx,
+            participation,
             failing: false,
         };
-        Self {
-            leadership: claim,
-            api_reachable: answers,
-            participation: part,
-            task: tokio::spawn(runner.run()),
-        }
+        Self { leadership, api_reachable, participation: participation_tx, task: tokio::spawn(runner.run()) }
     }
 
     /// Returns the current claim, which changes with every renewal; `None` while this gateway does not lead.

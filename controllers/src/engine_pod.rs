@@ -168,10 +168,10 @@ fn pod_failure(pod: &Pod) -> Option<PodFailure> {
 
 fn crashed(container: &ContainerStatus) -> Option<PodFailure> {
     let states = [&container.state, &container.last_state];
-    let ended = states.into_iter().flatten().find_map(|state| state.terminated.as_ref())?;
+    let terminated = states.into_iter().flatten().find_map(|state| state.terminated.as_ref())?;
     let times = u32::try_from(container.restart_count).unwrap_or(0).max(1);
-    let signal = ended.signal.filter(|signal| *signal > 0);
-    Some(PodFailure::Crashed { code: ended.exit_code, signal, times })
+    let signal = terminated.signal.filter(|signal| *signal > 0);
+    Some(PodFailure::Crashed { code: terminated.exit_code, signal, times })
 }
 
 /// Returns why a container cannot be created: reason and message.

@@ -146,16 +146,16 @@ pub fn engine_events(before: &[EngineSnapshot], now: &[EngineSnapshot]) -> Vec<E
         let before = before.iter().find(|before| before.replica == now.replica)?;
         Some((before, now))
     });
-    let mut news: Vec<EventContent> = pairs.filter_map(|(before, now)| engine_event(before, now)).collect();
+    let mut events: Vec<EventContent> = pairs.filter_map(|(before, now)| engine_event(before, now)).collect();
     let run = |engines: &[EngineSnapshot]| engines.iter().any(|engine| engine.state.has_process());
     let stopped = |engine: &EngineSnapshot| {
         matches!(engine.state, LifecycleState::Stopping { cause: FailureCause::Stopped })
     };
     // A failed engine has an Event of its own, so only ordered stops count here.
     if run(before) && !run(now) && before.iter().filter(|engine| engine.state.has_process()).all(stopped) {
-        news.push(EventReason::ScaledToZero.with_note("no engine is running: the next request starts one"));
+        events.push(EventReason::ScaledToZero.with_note("no engine is running: the next request starts one"));
     }
-    news
+    events
 }
 
 fn engine_event(before: &EngineSnapshot, now: &EngineSnapshot) -> Option<EventContent> {
@@ -225,8 +225,8 @@ mod tests {
 
     /// Returns the reasons of the Events for one engine that changes from `before` to `now`.
     fn words(before: LifecycleState, now: LifecycleState) -> Vec<&'static str> {
-        let news = engine_events(&[was(0, before)], &[was(0, now)]);
-        news.into_iter().map(|news| news.reason.as_str()).collect()
+        let events = engine_events(&[was(0, before)], &[was(0, now)]);
+        events.into_iter().map(|event| event.reason.as_str()).collect()
     }
 
     const STOPPED: LifecycleState = LifecycleState::Stopping { cause: FailureCause::Stopped };
@@ -238,10 +238,10 @@ mod tests {
         assert_eq!(words(LifecycleState::Launching, LifecycleState::Loading), [""; 0]);
         assert_eq!(words(LifecycleState::Loading, LifecycleState::Awake), ["ScaledUp"]);
         let failing = LifecycleState::Failing { cause: FailureCause::Unschedulable, drained: false };
-        let news = engine_events(&[was(3, LifecycleState::Launching)], &[was(3, failing.clone())]);
-        assert_eq!(news[0].reason.event_type(), "Warning");
+        let events = engine_events(&[was(3, LifecycleState::Launching)], &[was(3, failing.clone())]);
+        assert_eq!(events[0].reason.event_type(), "Warning");
         assert_eq!(
-            news[0].note,
+            events[0].note,
             "engine 3 failed to start: no node accepts the engine's Pod (unschedulable)"
         );
         let backoff = LifecycleState::Backoff { until: Tick(1), cause: FailureCause::Exited(1) };
@@ -252,9 +252,9 @@ mod tests {
         // The engine was retried within the turn.
         let why = Some("exit status 1 (exited:1); last output: no weights".to_owned());
         let again = EngineSnapshot { failures: 1, last_failure: why, ..was(0, LifecycleState::Cold) };
-        let news = engine_events(&[was(0, LifecycleState::Loading)], &[again]);
-        assert_eq!(news.iter().map(|news| news.reason).collect::<Vec<_>>(), [EventReason::FailedCreate]);
-        assert!(news[0].note.contains("last output: no weights; retrying"), "{}", news[0].note);
+        let events = engine_events(&[was(0, LifecycleState::Loading)], &[again]);
+        assert_eq!(events.iter().map(|news| news.reason).collect::<Vec<_>>(), [EventReason::FailedCreate]);
+        assert!(events[0].note.contains("last output: no weights; retrying"), "{}", events[0].note);
         // A stop order ended the start.
         assert_eq!(words(LifecycleState::Loading, STOPPED), [""; 0]);
     }

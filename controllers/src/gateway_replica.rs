@@ -70,9 +70,9 @@ pub struct DemandReporter<D> {
 }
 
 impl<D: DriverClient> DemandReporter<D> {
-    /// Writes until it is dropped. Drops `tried` after the first attempt, successful or not.
-    pub async fn run(self, tried: oneshot::Sender<()>) {
-        let mut tried = Some(tried);
+    /// Writes until it is dropped. Drops `first_report` after the first attempt, successful or not.
+    pub async fn run(self, first_report: oneshot::Sender<()>) {
+        let mut first_report = Some(first_report);
         let api: Api<GatewayReplica> = Api::namespaced(self.client.clone(), &self.namespace);
         let mut every = time::interval(REPORT_INTERVAL);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -108,16 +108,16 @@ impl<D: DriverClient> DemandReporter<D> {
                 }
             }
             // Signals the receiver that the first attempt is over.
-            drop(tried.take());
+            drop(first_report.take());
         }
     }
 
-    /// Completes when the set of used models has changed, at the earliest one interval after `told`.
+    /// Completes when the set of used models has changed, at the earliest one interval after `last_report`.
     ///
     /// A busy gateway's set changes with each turn, so this limits its writes.
-    async fn use_changed_since(&self, told: Instant) {
+    async fn use_changed_since(&self, last_report: Instant) {
         self.status_inputs.use_changed().await;
-        time::sleep_until(told + USE_REPORT_INTERVAL).await;
+        time::sleep_until(last_report + USE_REPORT_INTERVAL).await;
     }
 
     fn conditions(&self, before: &[Condition]) -> Vec<Condition> {
@@ -218,7 +218,7 @@ pub async fn watch_peers<D: DriverClient>(
     let mut listener =
         PeerWatcher { own, handle, peers: BTreeMap::new(), peer_names: None, alone: false, latest };
     loop {
-        let oldest = listener.peers.values().map(|heard| heard.expires_at).min();
+        let oldest = listener.peers.values().map(|peer| peer.expires_at).min();
         let silent = async {
             match oldest {
                 Some(at) => time::sleep_until(at).await,
@@ -230,7 +230,7 @@ pub async fn watch_peers<D: DriverClient>(
                 None => return,
                 Some(change) => listener.apply(change),
             },
-            () = silent => listener.forget(|_, heard| heard.expires_at <= Instant::now()),
+            () = silent => listener.forget(|_, peer| peer.expires_at <= Instant::now()),
         }
         listener.report_peers();
     }
@@ -268,9 +268,9 @@ impl<D: DriverClient> PeerWatcher<D> {
     fn apply(&mut self, change: Delta<GatewayReplica>) {
         match change {
             Delta::All { objects, .. } => {
-                let there: BTreeSet<String> = objects.iter().map(|found| found.name().name).collect();
-                self.peer_names = Some(there.iter().filter(|name| **name != self.own).cloned().collect());
-                self.forget(|name, _| !there.contains(name));
+                let listed: BTreeSet<String> = objects.iter().map(|found| found.name().name).collect();
+                self.peer_names = Some(listed.iter().filter(|name| **name != self.own).cloned().collect());
+                self.forget(|name, _| !listed.contains(name));
                 let times = objects.iter().map(|found| written_at(found.metadata()));
                 self.latest = times.fold(self.latest, Timestamp::max);
                 objects.into_iter().for_each(|found| self.peer_applied(found));
@@ -284,16 +284,16 @@ impl<D: DriverClient> PeerWatcher<D> {
                 self.peer_applied(*found);
             }
             Delta::Deleted(name) => {
-                if let Some(others) = &mut self.peer_names {
-                    others.remove(&name.name);
+                if let Some(peer_names) = &mut self.peer_names {
+                    peer_names.remove(&name.name);
                 }
-                self.forget(|known, _| *known == name.name);
+                self.forget(|gateway, _| *gateway == name.name);
             }
         }
         // A newer write may show that known demand is older than it seemed.
         let (now, latest) = (Instant::now(), self.latest);
-        for heard in self.peers.values_mut() {
-            heard.expires_at = heard.expires_at.min(now + time_left(heard.written, latest));
+        for peer in self.peers.values_mut() {
+            peer.expires_at = peer.expires_at.min(now + time_left(peer.written, latest));
         }
     }
 
@@ -316,10 +316,10 @@ impl<D: DriverClient> PeerWatcher<D> {
         self.peers.insert(gateway, PeerDemand { status, written, expires_at: Instant::now() + rest });
     }
 
-    fn forget(&mut self, gone: impl Fn(&String, &PeerDemand) -> bool) {
+    fn forget(&mut self, is_gone: impl Fn(&String, &PeerDemand) -> bool) {
         let handle = &self.handle;
-        self.peers.retain(|gateway, heard| {
-            let gone = gone(gateway, heard);
+        self.peers.retain(|gateway, peer| {
+            let gone = is_gone(gateway, peer);
             if gone {
                 handle.send_event(Event::RemoteDemand { gateway: gateway.clone(), demand: None });
             }

@@ -102,9 +102,9 @@ pub struct ClusterIndex {
 
 impl ClusterIndex {
     #[must_use]
-    pub const fn new(sight: WatchScope) -> Self {
+    pub const fn new(scope: WatchScope) -> Self {
         Self {
-            scope: sight,
+            scope,
             models: BTreeMap::new(),
             pools: BTreeMap::new(),
             accelerators: BTreeMap::new(),
@@ -191,7 +191,7 @@ impl ClusterIndex {
     ///
     /// The list covers a kind in one namespace, or in all without `namespace`. Missing objects were deleted while no
     /// watch was running.
-    pub fn apply_list(&mut self, kind: ObjectKind, namespace: Option<&str>, there: &BTreeSet<ObjectKey>) {
+    pub fn apply_list(&mut self, kind: ObjectKind, namespace: Option<&str>, listed: &BTreeSet<ObjectKey>) {
         let looked_at = |key: &&ObjectKey| match (namespace, key) {
             (Some(namespace), ObjectKey::Model(object)) => object.namespace == namespace,
             _ => true,
@@ -204,7 +204,7 @@ impl ClusterIndex {
             }
             ObjectKind::Node => self.nodes.keys().cloned().map(ObjectKey::Node).collect(),
         };
-        known.iter().filter(looked_at).filter(|key| !there.contains(key)).for_each(|key| self.delete(key));
+        known.iter().filter(looked_at).filter(|key| !listed.contains(key)).for_each(|key| self.delete(key));
         self.listed_kinds.insert((kind, namespace.map(str::to_owned)));
     }
 
@@ -222,16 +222,16 @@ impl ClusterIndex {
 
     /// Returns what follows from all objects; the same `Arc` until a relevant change.
     pub fn resolved(&mut self) -> Arc<Resolved> {
-        if let Some(settled) = &self.resolved {
-            return Arc::clone(settled);
+        if let Some(resolved) = &self.resolved {
+            return Arc::clone(resolved);
         }
-        let ground = self.pool_membership.get_or_insert_with(|| {
+        let membership = self.pool_membership.get_or_insert_with(|| {
             let nodes = self.scope.nodes.then_some(&self.nodes);
             PoolMembership::compute(&self.pools, nodes, &self.accelerators)
         });
-        let settled = Arc::new(placement::resolve(&self.models, &self.pools, ground, self.scope.policy));
-        self.resolved = Some(Arc::clone(&settled));
-        settled
+        let resolved = Arc::new(placement::resolve(&self.models, &self.pools, membership, self.scope.policy));
+        self.resolved = Some(Arc::clone(&resolved));
+        resolved
     }
 
     /// Returns the object's last known status. A default status, which no gateway wrote, counts as none.

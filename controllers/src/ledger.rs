@@ -96,28 +96,28 @@ impl Ledger {
     /// The pool has no room, the namespace's quota is used up, or the engine has another reservation.
     pub fn reserve(
         &mut self,
-        wanted: &ReservationRequest,
+        request: &ReservationRequest,
         total: Bytes,
         now: Tick,
     ) -> Result<u64, ReservationRefusal> {
-        let known = self.reservation(&wanted.model, wanted.replica);
+        let existing = self.reservation(&request.model, request.replica);
         // An asleep engine's own memory is available to its wake.
-        let keeps = match known {
+        let keeps = match existing {
             None => Bytes::ZERO,
-            Some(known) => match known.state {
+            Some(existing) => match existing.state {
                 ReservationState::Releasing => return Err(ReservationRefusal::Releasing),
-                ReservationState::Asleep => known.sum(),
-                _ if known.matches(wanted) => return Ok(known.id),
-                _ => return Err(ReservationRefusal::AlreadyReserved { has: known.sum() }),
+                ReservationState::Asleep => existing.sum(),
+                _ if existing.matches(request) => return Ok(existing.id),
+                _ => return Err(ReservationRefusal::AlreadyReserved { has: existing.sum() }),
             },
         };
-        let reservation = Reservation::new(known.map_or(self.next, |known| known.id), wanted, now);
+        let reservation = Reservation::new(existing.map_or(self.next, |known| known.id), request, now);
         let available = total.saturating_sub(self.allocated().saturating_sub(keeps));
         if reservation.sum() > available {
             return Err(ReservationRefusal::Full { wanted: reservation.sum(), available, total });
         }
-        if let Some(quota) = wanted.quota {
-            let namespace = &wanted.model.namespace;
+        if let Some(quota) = request.quota {
+            let namespace = &request.model.namespace;
             let reserved = self.allocated_to(namespace).saturating_sub(keeps);
             if reservation.sum() > quota.saturating_sub(reserved) {
                 let (namespace, wanted) = (namespace.clone(), reservation.sum());
@@ -138,11 +138,11 @@ impl Ledger {
     }
 
     /// Reserves the memory of a running engine, whether or not there is room.
-    pub fn adopt(&mut self, wanted: &ReservationRequest, now: Tick) {
-        if self.reservation(&wanted.model, wanted.replica).is_none()
+    pub fn adopt(&mut self, request: &ReservationRequest, now: Tick) {
+        if self.reservation(&request.model, request.replica).is_none()
             && let Some(next) = self.next.checked_add(1)
         {
-            self.reservations.push(Reservation::new(self.next, wanted, now));
+            self.reservations.push(Reservation::new(self.next, request, now));
             self.next = next;
         }
     }
@@ -158,11 +158,15 @@ impl Ledger {
 
     /// Shrinks the reservation to the memory that the engine keeps while asleep.
     pub fn mark_asleep(&mut self, model: &ObjectName, replica: u32, keeps: SleepingMemory, now: Tick) {
-        let mut own = self.reservations.iter_mut();
-        let Some(own) = own.find(|known| known.model == *model && known.replica == replica) else { return };
-        if own.state != ReservationState::Releasing {
-            (own.bytes, own.host_bytes) = (keeps.bytes.min(own.bytes), keeps.host_bytes);
-            (own.state, own.since) = (ReservationState::Asleep, now);
+        let mut reservations = self.reservations.iter_mut();
+        let Some(reservation) = reservations.find(|known| known.model == *model && known.replica == replica)
+        else {
+            return;
+        };
+        if reservation.state != ReservationState::Releasing {
+            (reservation.bytes, reservation.host_bytes) =
+                (keeps.bytes.min(reservation.bytes), keeps.host_bytes);
+            (reservation.state, reservation.since) = (ReservationState::Asleep, now);
         }
     }
 
@@ -179,14 +183,14 @@ impl Ledger {
 }
 
 impl Reservation {
-    fn new(id: u64, wanted: &ReservationRequest, now: Tick) -> Self {
+    fn new(id: u64, request: &ReservationRequest, now: Tick) -> Self {
         Self {
             id,
-            model: wanted.model.clone(),
-            replica: wanted.replica,
-            count: wanted.count,
-            bytes: wanted.bytes,
-            host_bytes: wanted.host_bytes,
+            model: request.model.clone(),
+            replica: request.replica,
+            count: request.count,
+            bytes: request.bytes,
+            host_bytes: request.host_bytes,
             node: None,
             accelerators: Vec::new(),
             state: ReservationState::Reserved,
@@ -194,8 +198,8 @@ impl Reservation {
         }
     }
 
-    fn matches(&self, wanted: &ReservationRequest) -> bool {
-        let sizes = (wanted.count, wanted.bytes, wanted.host_bytes);
+    fn matches(&self, request: &ReservationRequest) -> bool {
+        let sizes = (request.count, request.bytes, request.host_bytes);
         (self.count, self.bytes, self.host_bytes) == sizes
     }
 }
@@ -267,8 +271,8 @@ mod tests {
         let mut ledger = Ledger::default();
         let (own, other) = (wanted("m", 80), wanted("n", 60));
         let id = ledger.reserve(&own, TOTAL, Tick(1)).unwrap();
-        let spot = ReservationLocation { node: "node".to_owned(), accelerators: vec!["gpu-1".into()] };
-        ledger.set_location(&own.model, 0, &spot, Tick(1));
+        let location = ReservationLocation { node: "node".to_owned(), accelerators: vec!["gpu-1".into()] };
+        ledger.set_location(&own.model, 0, &location, Tick(1));
         let keeps = SleepingMemory { bytes: Bytes::gib(2), host_bytes: Bytes::gib(40) };
         ledger.mark_asleep(&own.model, 0, keeps, Tick(2));
         assert_eq!(ledger.allocated(), Bytes::gib(2));

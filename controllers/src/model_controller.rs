@@ -51,23 +51,23 @@ pub fn watch_all(
     awaited: &InitialLists,
     tasks: &mut JoinSet<()>,
 ) -> mpsc::Receiver<ObjectDelta> {
-    let (told, received) = mpsc::channel(CHANNEL_CAPACITY);
+    let (tx, rx) = mpsc::channel(CHANNEL_CAPACITY);
     for namespace in namespaces {
         let api = namespaced(client, namespace.as_deref());
         let models = WatchTarget { api, namespace: namespace.clone(), labels: None, fields: None, slim };
-        tasks.spawn(follow(models, told.clone(), awaited.clone(), ObjectDelta::Model));
+        tasks.spawn(follow(models, tx.clone(), awaited.clone(), ObjectDelta::Model));
     }
-    tasks.spawn(follow(cluster_wide(client, slim), told.clone(), awaited.clone(), ObjectDelta::Pool));
+    tasks.spawn(follow(cluster_wide(client, slim), tx.clone(), awaited.clone(), ObjectDelta::Pool));
     if nodes {
         tasks.spawn(follow(
             cluster_wide(client, slim),
-            told.clone(),
+            tx.clone(),
             awaited.clone(),
             ObjectDelta::AcceleratorNode,
         ));
-        tasks.spawn(follow(cluster_wide(client, slim_node), told, awaited.clone(), ObjectDelta::Node));
+        tasks.spawn(follow(cluster_wide(client, slim_node), tx, awaited.clone(), ObjectDelta::Node));
     }
-    received
+    rx
 }
 
 fn cluster_wide<K>(client: &Client, slim: fn(&mut K)) -> WatchTarget<K>
@@ -143,20 +143,20 @@ impl ModelController {
             if !self.index.is_complete() {
                 continue;
             }
-            let settled = self.index.resolved();
-            self.publish_resolved(&settled);
+            let resolved = self.index.resolved();
+            self.publish_resolved(&resolved);
             let leads =
                 self.leadership.borrow_and_update().filter(Leadership::is_valid).map(|claim| claim.epoch);
             // A new leader that does not know yet what runs would report that nothing does.
             let decides = leads.filter(|_| self.status_inputs.decides());
             if decides != epoch {
                 epoch = decides;
-                self.status_writer.mark_all_due(&settled);
+                self.status_writer.mark_all_due(&resolved);
             }
-            self.status_writer.update_facts(self.status_inputs.take_facts(), &settled);
-            self.status_writer.send_events(self.status_inputs.take_events(), &settled);
+            self.status_writer.update_facts(self.status_inputs.take_facts(), &resolved);
+            self.status_writer.send_events(self.status_inputs.take_events(), &resolved);
             if decides.is_some() {
-                self.status_writer.write(&self.index, &settled);
+                self.status_writer.write(&self.index, &resolved);
             }
         }
     }
@@ -169,8 +169,8 @@ impl ModelController {
         }
         if before.as_ref() == Some(now) {
             // Equal content: keep the new `Arc` without a notification, to make the next comparison cheap.
-            self.resolved.send_if_modified(|held| {
-                *held = Some(Arc::clone(now));
+            self.resolved.send_if_modified(|current| {
+                *current = Some(Arc::clone(now));
                 false
             });
             return;
@@ -182,18 +182,20 @@ impl ModelController {
         self.resolved.send_replace(Some(Arc::clone(now)));
     }
 
-    fn apply(&mut self, told: ObjectDelta) {
-        match told {
+    fn apply(&mut self, delta: ObjectDelta) {
+        match delta {
             ObjectDelta::Model(change) => {
                 match &change {
                     Delta::All { namespace, objects } => {
-                        let there: BTreeSet<ObjectName> = objects.iter().map(WatchedObject::name).collect();
-                        let within =
+                        let listed: BTreeSet<ObjectName> = objects.iter().map(WatchedObject::name).collect();
+                        let in_scope =
                             |name: &ObjectName| namespace.as_ref().is_none_or(|n| *n == name.namespace);
-                        let gone =
-                            self.last_published.keys().filter(|name| within(name) && !there.contains(name));
-                        let gone: Vec<ObjectName> = gone.cloned().collect();
-                        gone.iter().for_each(|name| self.model_deleted(name));
+                        let removed = self
+                            .last_published
+                            .keys()
+                            .filter(|name| in_scope(name) && !listed.contains(name));
+                        let removed: Vec<ObjectName> = removed.cloned().collect();
+                        removed.iter().for_each(|name| self.model_deleted(name));
                         objects.iter().for_each(|found| self.model_applied(found));
                     }
                     Delta::Applied(found) => self.model_applied(found),
@@ -226,10 +228,10 @@ impl ModelController {
     fn apply_nodes(&mut self, change: &Delta<AcceleratorNode>) {
         match change {
             Delta::All { objects, .. } => {
-                let there: BTreeSet<String> = objects.iter().map(|found| found.name().name).collect();
-                let gone = self.status_writer.known_nodes().filter(|name| !there.contains(*name));
-                let gone: Vec<String> = gone.cloned().collect();
-                gone.iter().for_each(|name| self.status_writer.node_deleted(name));
+                let listed: BTreeSet<String> = objects.iter().map(|found| found.name().name).collect();
+                let removed = self.status_writer.known_nodes().filter(|name| !listed.contains(*name));
+                let removed: Vec<String> = removed.cloned().collect();
+                removed.iter().for_each(|name| self.status_writer.node_deleted(name));
                 objects.iter().for_each(|found| self.node_applied(found));
             }
             Delta::Applied(found) => self.node_applied(found),
@@ -259,9 +261,9 @@ impl ModelController {
         if let Some(known) = self.last_published.remove(name) {
             self.published.send(known.without_engines()).unwrap_or_default();
             if self.status_inputs.decides()
-                && let Some(settled) = &*self.resolved.borrow()
+                && let Some(resolved) = &*self.resolved.borrow()
             {
-                self.status_writer.deleted(name, settled);
+                self.status_writer.deleted(name, resolved);
             }
         }
     }
@@ -274,10 +276,10 @@ fn update_index<K: Resource + Into<IndexedObject>>(
 ) {
     match change {
         Delta::All { namespace, objects } => {
-            let there: BTreeSet<ObjectKey> =
+            let listed: BTreeSet<ObjectKey> =
                 objects.iter().map(|found| ObjectKey::of(kind, found.metadata())).collect();
             objects.into_iter().for_each(|found| put(index, kind, found));
-            index.apply_list(kind, namespace.as_deref(), &there);
+            index.apply_list(kind, namespace.as_deref(), &listed);
         }
         Delta::Applied(found) => put(index, kind, *found),
         Delta::Deleted(name) => {

@@ -43,9 +43,9 @@ impl OwnPod {
     /// Reads the Pod of this name, which must have `uid` if given. Without its Pod the gateway serves all the same.
     pub async fn find(client: Client, namespace: &str, name: &str, uid: Option<&str>) -> Self {
         let api = Api::namespaced(client, namespace);
-        let mut own = Self { api, name: name.to_owned(), uid: uid.map(str::to_owned), state: None };
-        match own.read(READ_TIMEOUT).await {
-            Ok(found) => own.state = found,
+        let mut own_pod = Self { api, name: name.to_owned(), uid: uid.map(str::to_owned), state: None };
+        match own_pod.read(READ_TIMEOUT).await {
+            Ok(found) => own_pod.state = found,
             Err(error) => tracing::warn!(
                 pod = name,
                 %error,
@@ -54,7 +54,7 @@ impl OwnPod {
                  Pod's terminationGracePeriodSeconds to at least ten seconds more than shutdown.grace"
             ),
         }
-        own
+        own_pod
     }
 
     /// Returns the uid of the Pod that owns this gateway's objects.
@@ -82,22 +82,22 @@ impl OwnPod {
     }
 
     /// Reads the Pod; `None` if it does not exist or has another uid.
-    async fn read(&self, within: Duration) -> Result<Option<OwnPodState>, Error> {
-        let found = time::timeout(within, self.api.get_opt(&self.name)).await??;
+    async fn read(&self, timeout: Duration) -> Result<Option<OwnPodState>, Error> {
+        let found = time::timeout(timeout, self.api.get_opt(&self.name)).await??;
         Ok(found.and_then(|pod| OwnPodState::of(&pod, self.uid.as_deref())))
     }
 }
 
 impl OwnPodState {
     fn of(pod: &Pod, uid: Option<&str>) -> Option<Self> {
-        let own = pod.uid().filter(|own| uid.is_none_or(|uid| uid == own))?;
+        let uid_found = pod.uid().filter(|uid_found| uid.is_none_or(|uid| uid == uid_found))?;
         let spec = pod.spec.as_ref()?;
         let grace = pod.metadata.deletion_grace_period_seconds.or(spec.termination_grace_period_seconds);
         // The grace period includes preStop sleeps, and the signal follows them. How long a preStop command takes is
         // unknown.
         let pause = spec.containers.iter().filter_map(pre_stop_sleep).max().unwrap_or(0);
-        let left = grace.unwrap_or(DEFAULT_GRACE_SECONDS).saturating_sub(pause);
-        Some(Self { uid: own, termination_grace: Millis::secs(u64::try_from(left).unwrap_or(0)) })
+        let remaining = grace.unwrap_or(DEFAULT_GRACE_SECONDS).saturating_sub(pause);
+        Some(Self { uid: uid_found, termination_grace: Millis::secs(u64::try_from(remaining).unwrap_or(0)) })
     }
 }
 

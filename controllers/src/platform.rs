@@ -129,14 +129,14 @@ struct KubernetesContext {
 /// Reports why this generation fails: to its model's conditions and Events, and to the fleet as diagnostics.
 async fn report_failure(
     common: &PlatformContext,
-    told: &StatusInputs,
+    status_inputs: &StatusInputs,
     engine: &EngineId,
     generation: Generation,
-    why: &str,
+    reason: &str,
 ) {
-    told.record_failure(engine, generation, why);
-    let (engine, symptoms) = (engine.clone(), EngineDiagnostics::from_system(why));
-    common.send_event(Event::Diagnostics { engine, generation, diagnostics: symptoms }).await;
+    status_inputs.record_failure(engine, generation, reason);
+    let (engine, diagnostics) = (engine.clone(), EngineDiagnostics::from_system(reason));
+    common.send_event(Event::Diagnostics { engine, generation, diagnostics }).await;
 }
 
 impl KubernetesPlatform {
@@ -149,33 +149,33 @@ impl KubernetesPlatform {
         config: Arc<Config>,
         events: mpsc::Sender<Event>,
         clock: TickClock,
-        parts: KubernetesDependencies,
+        dependencies: KubernetesDependencies,
     ) -> Self {
         let KubernetesDependencies {
             client,
-            pool_ledger: books,
+            pool_ledger,
             writer,
             leadership: claim,
             sidecar,
             namespaces: watched,
             initial_lists: awaited,
             pods,
-            status_inputs: told,
+            status_inputs,
             published,
             dcgm,
             readings,
-        } = parts;
-        let (commands, orders) = mpsc::unbounded_channel();
-        let (requests, asked) = mpsc::unbounded_channel();
+        } = dependencies;
+        let (commands, commands_rx) = mpsc::unbounded_channel();
+        let (requests, requests_rx) = mpsc::unbounded_channel();
         let shared = Arc::new(KubernetesContext {
             common: PlatformContext::new(config, events, clock),
             client,
-            pool_ledger: books,
+            pool_ledger,
             writer,
             sidecar,
             namespaces: watched,
             initial_lists: awaited,
-            status_inputs: told,
+            status_inputs,
             placements: ArcSwapOption::empty(),
             externals: ArcSwap::default(),
             nodes: ArcSwap::default(),
@@ -184,27 +184,27 @@ impl KubernetesPlatform {
             readings,
             occupancy: Arc::default(),
         });
-        let steward = EngineManager::new(Arc::clone(&shared), requests.clone());
-        let steward = tokio::spawn(steward.run(ManagerInputs {
-            commands: orders,
+        let manager = EngineManager::new(Arc::clone(&shared), requests.clone());
+        let manager_task = tokio::spawn(manager.run(ManagerInputs {
+            commands: commands_rx,
             pods,
-            requests: asked,
+            requests: requests_rx,
             published,
             leadership: claim,
         }));
-        Self { commands, requests, shared, engine_manager: steward }
+        Self { commands, requests, shared, engine_manager: manager_task }
     }
 
     /// Replaces the placements for later launches. Running engines are not touched.
     pub fn set_placements(
         &self,
-        places: Arc<ModelPlacements>,
+        placements: Arc<ModelPlacements>,
         externals: Arc<ExternalBackends>,
         nodes: Arc<ResolvedNodes>,
     ) {
         self.shared.externals.store(externals);
         self.shared.nodes.store(nodes);
-        let first = self.shared.placements.swap(Some(places)).is_none();
+        let first = self.shared.placements.swap(Some(placements)).is_none();
         if first {
             self.requests.send(ManagerRequest::PlacementsSet).unwrap_or_default();
         }
@@ -212,9 +212,9 @@ impl KubernetesPlatform {
 
     /// Ends every task. Engines keep running.
     pub async fn close(self) {
-        let Self { commands, requests, shared, engine_manager: steward } = self;
+        let Self { commands, requests, shared, engine_manager: manager_task } = self;
         drop((commands, requests, shared));
-        if let Err(error) = steward.await {
+        if let Err(error) = manager_task.await {
             tracing::error!(%error, "engine manager failed");
         }
     }
@@ -271,7 +271,7 @@ impl KubernetesContext {
 
     /// Returns the memory of this node's accelerators; empty if the node is unknown.
     fn node_capacities(&self, node: &str) -> AcceleratorCapacities {
-        self.nodes.load().get(node).map(|place| place.capacities.clone()).unwrap_or_default()
+        self.nodes.load().get(node).map(|node| node.capacities.clone()).unwrap_or_default()
     }
 
     /// Records which accelerators the engine got, and returns once that is written.
@@ -280,34 +280,34 @@ impl KubernetesContext {
     /// The engine does not fit there.
     async fn commit_location(
         &self,
-        place: &ModelPlacement,
+        placement: &ModelPlacement,
         replica: u32,
-        spot: ReservationLocation,
+        location: ReservationLocation,
     ) -> Result<(), LocationError> {
-        let room = self.node_capacities(&spot.node);
+        let capacities = self.node_capacities(&location.node);
         // An error means that the ledger writer ended, and with it this gateway's leadership.
-        self.submit_location(place, replica, spot, room).await.unwrap_or(Ok(()))
+        self.submit_location(placement, replica, location, capacities).await.unwrap_or(Ok(()))
     }
 
     /// Records which accelerators the engine has, whether or not there is room on them.
-    fn record_location(&self, place: &ModelPlacement, replica: u32, spot: ReservationLocation) {
-        drop(self.submit_location(place, replica, spot, AcceleratorCapacities::default()));
+    fn record_location(&self, placement: &ModelPlacement, replica: u32, location: ReservationLocation) {
+        drop(self.submit_location(placement, replica, location, AcceleratorCapacities::default()));
     }
 
     fn submit_location(
         &self,
-        place: &ModelPlacement,
+        placement: &ModelPlacement,
         replica: u32,
-        spot: ReservationLocation,
-        room: AcceleratorCapacities,
+        location: ReservationLocation,
+        capacities: AcceleratorCapacities,
     ) -> oneshot::Receiver<Result<(), LocationError>> {
         let (done, placed) = oneshot::channel();
-        if let Some(pool) = place.pool.clone() {
+        if let Some(pool) = placement.pool.clone() {
             let entry = LedgerChange::SetLocation {
-                model: place.owner.object.clone(),
+                model: placement.owner.object.clone(),
                 replica,
-                location: spot,
-                capacities: room,
+                location,
+                capacities,
                 done,
             };
             self.requests.send(ManagerRequest::ChangeLedger { pool, change: entry }).unwrap_or_default();
@@ -315,23 +315,24 @@ impl KubernetesContext {
         placed
     }
 
-    async fn report_failure(&self, engine: &EngineId, generation: Generation, why: &str) {
-        report_failure(&self.common, &self.status_inputs, engine, generation, why).await;
+    async fn report_failure(&self, engine: &EngineId, generation: Generation, reason: &str) {
+        report_failure(&self.common, &self.status_inputs, engine, generation, reason).await;
     }
 
     /// Marks the engine as releasing; its memory stays reserved until [`Self::release`].
-    fn mark_releasing(&self, place: &ModelPlacement, replica: u32) {
-        if let Some(pool) = place.pool.clone() {
-            let entry = LedgerChange::MarkReleasing { model: place.owner.object.clone(), replica };
+    fn mark_releasing(&self, placement: &ModelPlacement, replica: u32) {
+        if let Some(pool) = placement.pool.clone() {
+            let entry = LedgerChange::MarkReleasing { model: placement.owner.object.clone(), replica };
             self.requests.send(ManagerRequest::ChangeLedger { pool, change: entry }).unwrap_or_default();
         }
     }
 
     /// Releases the engine's reservation, and returns once that is written.
-    async fn release(&self, place: &ModelPlacement, replica: u32) {
-        let Some(pool) = place.pool.clone() else { return };
+    async fn release(&self, placement: &ModelPlacement, replica: u32) {
+        let Some(pool) = placement.pool.clone() else { return };
         let (done, released) = oneshot::channel();
-        let entry = LedgerChange::Release { model: place.owner.object.clone(), replica, done: Some(done) };
+        let entry =
+            LedgerChange::Release { model: placement.owner.object.clone(), replica, done: Some(done) };
         self.requests.send(ManagerRequest::ChangeLedger { pool, change: entry }).unwrap_or_default();
         // An error means that the ledger writer ended, and with it this gateway's leadership. The next leader checks
         // again.

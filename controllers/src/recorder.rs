@@ -75,8 +75,8 @@ pub struct EventRecorder {
 }
 
 impl EventSender {
-    pub fn send(&self, notice: EventRequest) {
-        if let Err(error) = self.0.try_send(notice) {
+    pub fn send(&self, request: EventRequest) {
+        if let Err(error) = self.0.try_send(request) {
             tracing::debug!(%error, "Event dropped");
         }
     }
@@ -85,10 +85,10 @@ impl EventSender {
 impl EventRecorder {
     #[must_use]
     pub fn new(client: Client, writer: ObjectWriter, instance: String) -> (EventSender, Self) {
-        let (tell, notices) = mpsc::channel(CHANNEL_CAPACITY);
+        let (tx, rx) = mpsc::channel(CHANNEL_CAPACITY);
         (
-            EventSender(tell),
-            Self { client, writer, instance, requests: notices, aggregator: EventAggregator::default() },
+            EventSender(tx),
+            Self { client, writer, instance, requests: rx, aggregator: EventAggregator::default() },
         )
     }
 
@@ -105,7 +105,7 @@ impl EventRecorder {
             };
             tokio::select! {
                 biased;
-                notice = self.requests.recv() => match notice {
+                request = self.requests.recv() => match request {
                     Some(notice) => self.aggregator.note(notice, Instant::now(), Timestamp::now()),
                     None => return,
                 },
@@ -154,9 +154,9 @@ struct AggregatedEvent {
 }
 
 impl EventAggregator {
-    fn note(&mut self, notice: EventRequest, now: Instant, at: Timestamp) {
-        let EventContent { reason, note } = &notice.content;
-        let key = (notice.uid.clone(), *reason, reason.is_keyed_by_note().then(|| note.clone()));
+    fn note(&mut self, request: EventRequest, now: Instant, at: Timestamp) {
+        let EventContent { reason, note } = &request.content;
+        let key = (request.uid.clone(), *reason, reason.is_keyed_by_note().then(|| note.clone()));
         let goes_on = |series: &&mut AggregatedEvent| series.last_seen + SERIES_TIMEOUT > now;
         if let Some(series) = self.series.get_mut(&key).filter(goes_on) {
             (series.last_seen, series.last) = (now, at);
@@ -171,10 +171,10 @@ impl EventAggregator {
             self.series.retain(|_, series| series.queued || series.last_seen + SERIES_TIMEOUT > now);
         }
         if self.series.len() >= MAX_SERIES {
-            return tracing::debug!(object = %notice.object, "Event dropped: too many Events are tracked");
+            return tracing::debug!(object = %request.object, "Event dropped: too many Events are tracked");
         }
         let series = AggregatedEvent {
-            request: notice,
+            request,
             first: at,
             last: at,
             last_seen: now,
@@ -212,10 +212,10 @@ impl RegardingKind {
 
 impl AggregatedEvent {
     fn event(&self, instance: &str) -> Event {
-        let EventRequest { regarding, object, uid, content: news } = &self.request;
+        let EventRequest { regarding, object, uid, content } = &self.request;
         let text = |text: &str| Some(text.to_owned());
         let head: String = object.name.chars().take(MAX_NAME_CHARS).collect();
-        let word = news.reason.as_str();
+        let word = content.reason.as_str();
         let (version, kind) = regarding.api_version_and_kind();
         let series = EventSeries { count: self.count, last_observed_time: MicroTime(self.last) };
         Event {
@@ -227,10 +227,10 @@ impl AggregatedEvent {
             event_time: Some(MicroTime(self.first)),
             reporting_controller: text(CONTROLLER),
             reporting_instance: text(instance),
-            action: text(news.reason.action()),
+            action: text(content.reason.action()),
             reason: text(word),
-            type_: text(news.reason.event_type()),
-            note: Some(cut(&news.note)),
+            type_: text(content.reason.event_type()),
+            note: Some(cut(&content.note)),
             regarding: Some(ObjectReference {
                 api_version: text(version),
                 kind: text(kind),
@@ -274,11 +274,11 @@ mod tests {
 
     #[test]
     fn a_storm_is_one_event_that_is_written_once_in_a_minute() {
-        let (mut book, begun) = (EventAggregator::default(), Instant::now());
+        let (mut book, started) = (EventAggregator::default(), Instant::now());
         let mut written = Vec::new();
         // A hundred requests a second for five minutes.
         for second in 0..300 {
-            let now = begun + Duration::from_secs(second);
+            let now = started + Duration::from_secs(second);
             for n in 0..100 {
                 book.note(notice("large", &format!("refusal {n} of {second}")), now, at(second));
             }
@@ -292,7 +292,7 @@ mod tests {
         let series = written[4].series.as_ref().unwrap();
         assert_eq!((series.count, series.last_observed_time.0), (24_100, at(240)));
         // Repetitions after the last write are written one minute after it.
-        let last = begun + Duration::from_secs(300);
+        let last = started + Duration::from_secs(300);
         assert_eq!(book.due.first().unwrap().0, last);
         assert_eq!(book.next(last, "gateway-0").unwrap().series.unwrap().count, 30_000);
         assert!(book.due.is_empty());
@@ -300,11 +300,11 @@ mod tests {
 
     #[test]
     fn what_happens_again_much_later_is_another_event() {
-        let (mut book, begun) = (EventAggregator::default(), Instant::now());
-        book.note(notice("a", "first"), begun, at(0));
-        let first = book.next(begun, "gateway-0").unwrap();
+        let (mut book, started) = (EventAggregator::default(), Instant::now());
+        book.note(notice("a", "first"), started, at(0));
+        let first = book.next(started, "gateway-0").unwrap();
         assert_eq!((first.series.as_ref(), first.note.as_deref()), (None, Some("first")));
-        let later = begun + SERIES_TIMEOUT;
+        let later = started + SERIES_TIMEOUT;
         book.note(notice("a", "second"), later, at(360));
         let second = book.next(later, "gateway-0").unwrap();
         assert_eq!((second.series.as_ref(), second.note.as_deref()), (None, Some("second")));
@@ -329,15 +329,15 @@ mod tests {
 
     #[test]
     fn why_a_pod_waits_is_told_again_where_it_is_another_reason() {
-        let (mut book, begun) = (EventAggregator::default(), Instant::now());
+        let (mut book, started) = (EventAggregator::default(), Instant::now());
         let waits = |note: &str| {
             let news = EventReason::Waiting.with_note(note);
             EventRequest { regarding: RegardingKind::Pod, content: news, ..notice("chat-x", "") }
         };
         for (second, note) in (0..).zip(["its engine is loading", "no memory", "its engine is loading"]) {
-            book.note(waits(note), begun + Duration::from_secs(second), at(second));
+            book.note(waits(note), started + Duration::from_secs(second), at(second));
         }
-        let later = begun + MIN_REWRITE_INTERVAL;
+        let later = started + MIN_REWRITE_INTERVAL;
         let told: Vec<_> = std::iter::from_fn(|| book.next(later, "gateway-0")).collect();
         let notes: Vec<_> = told.iter().filter_map(|event| event.note.as_deref()).collect();
         assert_eq!(notes, ["its engine is loading", "no memory"]);

@@ -107,57 +107,59 @@ impl ClusterRuntime {
             "cannot find the Kubernetes API: run in a Pod with a service account, or set KUBECONFIG",
         )?;
         let reached = client.clone();
-        let own = settings.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
+        let own_namespace =
+            settings.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
         let namespaces: Vec<Option<String>> = match &settings.watched_namespaces {
-            Namespaces::Own => vec![Some(own.clone())],
+            Namespaces::Own => vec![Some(own_namespace.clone())],
             Namespaces::Named(names) => names.iter().cloned().map(Some).collect(),
             Namespaces::All => vec![None],
         };
         let name = settings.name.clone().map_or_else(hostname, Ok)?;
-        let key = stub_key(&client, &own).await?;
-        let pod = OwnPod::find(client.clone(), &own, &name, settings.pod_uid.as_deref()).await;
+        let key = stub_key(&client, &own_namespace).await?;
+        let pod = OwnPod::find(client.clone(), &own_namespace, &name, settings.pod_uid.as_deref()).await;
         warn_if_grace_exceeds_pod(&config.shutdown, &pod);
         let dcgm = settings.prometheus.clone();
         let dcgm = dcgm
             .map(|asked| DcgmClient::new(asked, clock, metrics.meter_reads.clone()).map(Arc::new))
             .transpose()?;
         let mut tasks = JoinSet::new();
-        let (tell, settled) = watch::channel(None);
+        let (resolved_tx, resolved) = watch::channel(None);
         let dual = settings.dual_pods;
         let policy =
             ConversionPolicy { any_backend: settings.any_backend, dual_pods: dual.map(|dual| dual.mode) };
         let lists = namespaces.iter().collect::<BTreeSet<_>>().len();
         let awaited = InitialLists::default();
-        let seen = model_controller::watch_all(&client, &namespaces, true, &awaited, &mut tasks);
+        let deltas = model_controller::watch_all(&client, &namespaces, true, &awaited, &mut tasks);
         let pods = watch_pods(&client, &namespaces, &awaited, &mut tasks);
         // A restarted container is a new candidate and needs a new identity.
-        let life = format!("{name}_{}", Timestamp::now().as_nanosecond());
-        let election = Election::start(KubeLeaseStore::new(client.clone(), &own, LEASE_NAME), life);
-        let books = PoolLedger::new(client.clone(), election.leadership());
+        let identity = format!("{name}_{}", Timestamp::now().as_nanosecond());
+        let election =
+            Election::start(KubeLeaseStore::new(client.clone(), &own_namespace, LEASE_NAME), identity);
+        let pool_ledger = PoolLedger::new(client.clone(), election.leadership());
         let writer = ObjectWriter::new(election.leadership(), metrics.writes.clone());
-        let told = Arc::new(StatusInputs::default());
-        let (say, published) = mpsc::unbounded_channel();
-        let (herald, recorder) = EventRecorder::new(client.clone(), writer.clone(), name.clone());
+        let status_inputs = Arc::new(StatusInputs::default());
+        let (published_tx, published) = mpsc::unbounded_channel();
+        let (event_sender, recorder) = EventRecorder::new(client.clone(), writer.clone(), name.clone());
         tasks.spawn(recorder.run());
-        let keeper = ModelController {
+        let model_controller = ModelController {
             index: ClusterIndex::new(WatchScope { policy, nodes: true, namespaces: lists }),
-            deltas: seen,
-            status_inputs: Arc::clone(&told),
+            deltas,
+            status_inputs: Arc::clone(&status_inputs),
             leadership: election.leadership(),
             status_writer: StatusWriter::new(
                 client.clone(),
                 writer.clone(),
-                books.clone(),
+                pool_ledger.clone(),
                 clock,
-                herald.clone(),
+                event_sender.clone(),
             ),
-            published: say,
+            published: published_tx,
             last_published: BTreeMap::new(),
-            resolved: tell,
+            resolved: resolved_tx,
         };
-        tasks.spawn(keeper.run());
+        tasks.spawn(model_controller.run());
         if let Some(dual) = &settings.dual_pods {
-            let seen = pairing_watches::watch(&client, &namespaces, &own, &awaited, &mut tasks);
+            let seen = pairing_watches::watch(&client, &namespaces, &own_namespace, &awaited, &mut tasks);
             tasks.spawn(dual_pods::PairingController::run(dual_pods::PairingControllerParts {
                 client: client.clone(),
                 writer: writer.clone(),
@@ -165,9 +167,9 @@ impl ClusterRuntime {
                 clock,
                 settings: pairing_watches::settings(dual, key.clone()),
                 watches: seen,
-                resolved: settled.clone(),
+                resolved: resolved.clone(),
                 metrics: metrics.dual_pods.clone(),
-                events: herald,
+                events: event_sender,
                 meter: dcgm.clone(),
             }));
         }
@@ -178,10 +180,10 @@ impl ClusterRuntime {
             timing: dual.map(|dual| dual.timing).unwrap_or_default(),
         };
         let writes = writer.clone();
-        let parts = KubernetesDependencies {
-            pool_ledger: books,
+        let dependencies = KubernetesDependencies {
+            pool_ledger,
             writer,
-            status_inputs: Arc::clone(&told),
+            status_inputs: Arc::clone(&status_inputs),
             published,
             leadership: election.leadership(),
             sidecar: sidecar.clone(),
@@ -192,7 +194,7 @@ impl ClusterRuntime {
             dcgm,
             readings: metrics.meter_reads.clone(),
         };
-        let platform = Arc::new(KubernetesPlatform::start(Arc::clone(config), events, clock, parts));
+        let platform = Arc::new(KubernetesPlatform::start(Arc::clone(config), events, clock, dependencies));
         let placed = Default::default();
         Ok(Self {
             platform,
@@ -200,24 +202,24 @@ impl ClusterRuntime {
             writer: writes,
             release_task: None,
             demand_report_task: None,
-            resolved: settled,
+            resolved,
             last_composed: placed,
             initial_lists: awaited,
             tasks,
             client: reached,
             sidecar,
-            status_inputs: told,
+            status_inputs,
             name,
-            namespace: own,
+            namespace: own_namespace,
             pod,
         })
     }
 
     /// Reports which lists are still missing; `None` once all have arrived.
     pub fn not_ready_reason(&self) -> Arc<ReadinessCheck> {
-        let (settled, awaited) = (self.resolved.clone(), self.initial_lists.clone());
+        let (resolved, awaited) = (self.resolved.clone(), self.initial_lists.clone());
         Arc::new(move || {
-            let waits = settled.borrow().is_none();
+            let waits = resolved.borrow().is_none();
             waits.then(|| format!("waiting for lists from the API server: {awaited}"))
         })
     }
@@ -266,12 +268,12 @@ impl ClusterRuntime {
             status_inputs: Arc::clone(&self.status_inputs),
             initial_lists: self.initial_lists.clone(),
         };
-        let (tried, written) = oneshot::channel();
-        self.demand_report_task = Some(self.tasks.spawn(replica.run(tried)));
+        let (first_report_tx, written) = oneshot::channel();
+        self.demand_report_task = Some(self.tasks.spawn(replica.run(first_report_tx)));
         if let Some(election) = &self.election {
             self.tasks.spawn(report_api_server_availability(election.api_reachable(), handle.clone()));
         }
-        let (told, seen) = mpsc::channel(REPLICA_QUEUE_CAPACITY);
+        let (tx, rx) = mpsc::channel(REPLICA_QUEUE_CAPACITY);
         let api = model_controller::namespaced(&self.client, Some(&self.namespace));
         let namespace = Some(self.namespace.clone());
         self.tasks.spawn(async move {
@@ -279,27 +281,27 @@ impl ClusterRuntime {
             written.await.unwrap_or_default();
             // The write times are in the managed fields, which other watches drop.
             let replicas = WatchTarget { api, namespace, labels: None, fields: None, slim: |_| {} };
-            follow(replicas, told, InitialLists::default(), |change| change).await;
+            follow(replicas, tx, InitialLists::default(), |change| change).await;
         });
-        self.tasks.spawn(gateway_replica::watch_peers(self.name.clone(), handle.clone(), seen));
+        self.tasks.spawn(gateway_replica::watch_peers(self.name.clone(), handle.clone(), rx));
     }
 
     /// Combines the file's configuration with the current objects, and updates the platform's placements.
     ///
     /// Returns the namespaces of the models, too.
     pub fn compose(&mut self, base: &Config) -> (Config, BTreeMap<ModelName, String>) {
-        let settled = self.resolved.borrow_and_update().clone().unwrap_or_default();
-        let (served, refused, pools) = (settled.served.len(), settled.rejected.len(), settled.pools.len());
+        let resolved = self.resolved.borrow_and_update().clone().unwrap_or_default();
+        let (served, refused, pools) = (resolved.served.len(), resolved.rejected.len(), resolved.pools.len());
         tracing::debug!(served, refused, pools, "cluster objects resolved");
         let namespace = |(object, served): (&ObjectName, &ServedModel)| {
             (served.spec.name.clone(), object.namespace.clone())
         };
-        let namespaces = settled.served.iter().map(namespace).collect();
-        let places = Arc::new(self.model_placements(&settled));
-        let externals = Arc::new(external_backends(&settled));
-        self.platform.set_placements(Arc::clone(&places), externals, Arc::clone(&settled.nodes));
-        let composed = compose::compose(base, &settled);
-        self.last_composed = (settled, places);
+        let namespaces = resolved.served.iter().map(namespace).collect();
+        let placements = Arc::new(self.model_placements(&resolved));
+        let externals = Arc::new(external_backends(&resolved));
+        self.platform.set_placements(Arc::clone(&placements), externals, Arc::clone(&resolved.nodes));
+        let composed = compose::compose(base, &resolved);
+        self.last_composed = (resolved, placements);
         (composed, namespaces)
     }
 
@@ -307,14 +309,14 @@ impl ClusterRuntime {
     ///
     /// A placement contains the hash of a whole Pod, so unchanged placements are reused.
     fn model_placements(&self, now: &Resolved) -> ModelPlacements {
-        let (before, places) = &self.last_composed;
-        let place = |(object, served): (&ObjectName, &ServedModel)| {
+        let (before, placements) = &self.last_composed;
+        let placement = |(object, served): (&ObjectName, &ServedModel)| {
             let same = before.served.get(object) == Some(served) && before.terms(served) == now.terms(served);
-            let known = places.get(&served.spec.name).filter(|_| same);
+            let known = placements.get(&served.spec.name).filter(|_| same);
             known.cloned().or_else(|| ModelPlacement::of(object, served, now, &self.sidecar).map(Arc::new))
         };
-        let places = now.served.iter().filter_map(place);
-        places.map(|place| (place.engine.name.clone(), place)).collect()
+        let placements = now.served.iter().filter_map(placement);
+        placements.map(|placement| (placement.engine.name.clone(), placement)).collect()
     }
 
     /// Releases the Lease once the writes in flight complete. From now on this gateway only serves.
@@ -366,12 +368,12 @@ async fn stub_key(client: &Client, namespace: &str) -> anyhow::Result<StubKey> {
 
 /// Warns if the file gives streams more time than the Pod has.
 fn warn_if_grace_exceeds_pod(shutdown: &ShutdownConfig, pod: &OwnPod) {
-    let (Some(said), Some(killed)) = (shutdown.grace, pod.termination_grace()) else { return };
-    let grace = shutdown.effective_grace(Some(killed));
-    if grace < said {
+    let (Some(configured), Some(pod_grace)) = (shutdown.grace, pod.termination_grace()) else { return };
+    let grace = shutdown.effective_grace(Some(pod_grace));
+    if grace < configured {
         tracing::warn!(
-            configured = %said,
-            killed_after = %killed,
+            %configured,
+            killed_after = %pod_grace,
             %grace,
             "shutdown.grace is longer than this gateway's Pod allows, so streams end sooner: set \
              terminationGracePeriodSeconds to shutdown.grace plus ten seconds"
@@ -381,10 +383,10 @@ fn warn_if_grace_exceeds_pod(shutdown: &ShutdownConfig, pod: &OwnPod) {
 
 /// Reports to the driver when the API server stops or resumes answering.
 async fn report_api_server_availability(mut answers: watch::Receiver<bool>, handle: impl DriverClient) {
-    let mut told = true;
-    while answers.wait_for(|answers| *answers != told).await.is_ok() {
-        told = !told;
-        handle.send_event(Event::ApiServerChanged { answers: told });
+    let mut reachable = true;
+    while answers.wait_for(|answers| *answers != reachable).await.is_ok() {
+        reachable = !reachable;
+        handle.send_event(Event::ApiServerChanged { answers: reachable });
     }
 }
 
@@ -394,16 +396,16 @@ fn watch_pods(
     awaited: &InitialLists,
     tasks: &mut JoinSet<()>,
 ) -> mpsc::Receiver<Delta<Pod>> {
-    let (told, received) = mpsc::channel(POD_QUEUE_CAPACITY);
+    let (tx, rx) = mpsc::channel(POD_QUEUE_CAPACITY);
     for namespace in namespaces {
         let pods = engine_pod::watch_target(client, namespace.clone());
-        tasks.spawn(follow(pods, told.clone(), awaited.clone(), |change| change));
+        tasks.spawn(follow(pods, tx.clone(), awaited.clone(), |change| change));
     }
-    received
+    rx
 }
 
 /// Returns the backends of external models.
-fn external_backends(settled: &Resolved) -> ExternalBackends {
+fn external_backends(resolved: &Resolved) -> ExternalBackends {
     let external = |served: &ServedModel| match &served.model.hosting {
         ModelHosting::External(backend) => {
             let external = ExternalBackend { engine: Arc::clone(&served.engine), backend: backend.clone() };
@@ -411,7 +413,7 @@ fn external_backends(settled: &Resolved) -> ExternalBackends {
         }
         ModelHosting::Deployment(_) | ModelHosting::DualPods(_) => None,
     };
-    settled.served.values().filter_map(external).collect()
+    resolved.served.values().filter_map(external).collect()
 }
 
 /// Returns the host name, for a gateway without a configured name.

@@ -68,10 +68,10 @@ impl StatusInputs {
     }
 
     /// Records why this engine generation fails, as text for people.
-    pub(crate) fn record_failure(&self, engine: &EngineId, generation: Generation, why: &str) {
-        let why: String = why.chars().take(MAX_FAILURE_CHARS).collect();
-        self.lock().failures.insert(engine.model.clone(), (generation, why.clone()));
-        self.set_failure(&engine.model, Some(why));
+    pub(crate) fn record_failure(&self, engine: &EngineId, generation: Generation, reason: &str) {
+        let reason: String = reason.chars().take(MAX_FAILURE_CHARS).collect();
+        self.lock().failures.insert(engine.model.clone(), (generation, reason.clone()));
+        self.set_failure(&engine.model, Some(reason));
     }
 
     /// Clears the model's recorded failure.
@@ -81,12 +81,12 @@ impl StatusInputs {
     }
 
     /// Marks the model as changed, since its engine's state may stay the same.
-    fn set_failure(&self, model: &ModelName, trouble: Option<String>) {
+    fn set_failure(&self, model: &ModelName, failure: Option<String>) {
         let mut inner = self.lock();
-        let Some(facts) = inner.facts.get_mut(model).filter(|facts| facts.last_failure != trouble) else {
+        let Some(facts) = inner.facts.get_mut(model).filter(|facts| facts.last_failure != failure) else {
             return;
         };
-        facts.last_failure = trouble;
+        facts.last_failure = failure;
         inner.changed_models.insert(model.clone());
         drop(inner);
         self.changed.notify_one();
@@ -124,16 +124,16 @@ impl StatusInputs {
         let waiting = inner.wait_reasons.updated(fleet, plan, changes);
         let others = waiting.differing(&inner.wait_reasons);
         for model in &others {
-            let news = event_content::memory_wait_event(inner.wait_reasons.get(model), waiting.get(model));
-            inner.push_events(model, news.filter(|_| decides && !turned));
+            let event = event_content::memory_wait_event(inner.wait_reasons.get(model), waiting.get(model));
+            inner.push_events(model, event.filter(|_| decides && !turned));
         }
         models.extend(others);
         inner.wait_reasons = waiting;
         for model in models {
             let later = |engine: &Engine| {
-                let trouble = inner.failures.get(&model);
+                let failure = inner.failures.get(&model);
                 engine.state == LifecycleState::Awake
-                    && trouble.is_some_and(|(of, _)| *of < engine.generation)
+                    && failure.is_some_and(|(of, _)| *of < engine.generation)
             };
             if fleet.engines_of(&model).any(later) {
                 inner.failures.remove(&model);
@@ -175,11 +175,15 @@ impl StatusInputs {
         let Fault::InsufficientMemory(shortage) = fault else { return };
         let mut inner = self.lock();
         // This text names the engines that hold the memory, if there are any.
-        let why = &shortage.wait.waited_for;
-        let waiting = ModelWaitReason::Memory(if why.is_empty() { fault.to_string() } else { why.clone() });
-        let news = event_content::memory_wait_event(inner.wait_reasons.get(&shortage.model), Some(&waiting));
+        let waited_for = &shortage.wait.waited_for;
+        let waiting = ModelWaitReason::Memory(if waited_for.is_empty() {
+            fault.to_string()
+        } else {
+            waited_for.clone()
+        });
+        let event = event_content::memory_wait_event(inner.wait_reasons.get(&shortage.model), Some(&waiting));
         let decides = inner.decides;
-        inner.push_events(&shortage.model, news.filter(|_| decides));
+        inner.push_events(&shortage.model, event.filter(|_| decides));
         inner.facts.entry(shortage.model.clone()).or_default().wait_reason = Some(waiting.clone());
         inner.wait_reasons.record_refusal(fleet, &shortage.model, waiting);
         inner.changed_models.insert(shortage.model.clone());
@@ -223,8 +227,11 @@ impl StatusInputs {
     /// Takes the facts that changed since the last call.
     pub fn take_facts(&self) -> BTreeMap<ModelName, ModelFacts> {
         let mut inner = self.lock();
-        let news = std::mem::take(&mut inner.changed_models);
-        news.into_iter().filter_map(|model| Some((model.clone(), inner.facts.get(&model)?.clone()))).collect()
+        let changed = std::mem::take(&mut inner.changed_models);
+        changed
+            .into_iter()
+            .filter_map(|model| Some((model.clone(), inner.facts.get(&model)?.clone())))
+            .collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, StatusInputsState> {
@@ -243,19 +250,19 @@ impl StatusInputsState {
         moved
     }
 
-    fn push_events(&mut self, model: &ModelName, news: impl IntoIterator<Item = EventContent>) {
-        let room = MAX_PENDING_EVENTS.saturating_sub(self.events.len());
-        self.events.extend(news.into_iter().take(room).map(|news| (model.clone(), news)));
+    fn push_events(&mut self, model: &ModelName, events: impl IntoIterator<Item = EventContent>) {
+        let free = MAX_PENDING_EVENTS.saturating_sub(self.events.len());
+        self.events.extend(events.into_iter().take(free).map(|event| (model.clone(), event)));
     }
 
-    /// Updates the model's snapshots. Queues the differences as Events if `told`, else only sets the baseline.
-    fn compare_engines(&mut self, fleet: &Fleet, model: &ModelName, told: bool) {
+    /// Updates the model's snapshots. Queues the differences as Events if `in_conditions`, else only sets the baseline.
+    fn compare_engines(&mut self, fleet: &Fleet, model: &ModelName, in_conditions: bool) {
         let now: Vec<EngineSnapshot> = fleet.engines_of(model).map(EngineSnapshot::of).collect();
         let before = self.snapshots.insert(model.clone(), now).unwrap_or_default();
-        if told {
+        if in_conditions {
             let now = self.snapshots.get(model).map(Vec::as_slice).unwrap_or_default();
-            let news = event_content::engine_events(&before, now);
-            self.push_events(model, news);
+            let events = event_content::engine_events(&before, now);
+            self.push_events(model, events);
         }
     }
 

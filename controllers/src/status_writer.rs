@@ -75,16 +75,16 @@ impl StatusWriter {
     pub fn new(
         client: Client,
         writer: ObjectWriter,
-        books: PoolLedger,
+        pool_ledger: PoolLedger,
         clock: TickClock,
-        herald: EventSender,
+        event_sender: EventSender,
     ) -> Self {
         Self {
             client,
             writer,
-            pool_ledger: books,
+            pool_ledger,
             clock,
-            events: herald,
+            events: event_sender,
             facts: BTreeMap::new(),
             versions: BTreeMap::new(),
             nodes: BTreeMap::new(),
@@ -105,15 +105,15 @@ impl StatusWriter {
     }
 
     /// Takes changed facts from the decisions.
-    pub fn update_facts(&mut self, facts: BTreeMap<ModelName, ModelFacts>, settled: &Resolved) {
-        let objects = facts.keys().filter_map(|model| settled.objects.get(model));
+    pub fn update_facts(&mut self, facts: BTreeMap<ModelName, ModelFacts>, resolved: &Resolved) {
+        let objects = facts.keys().filter_map(|model| resolved.objects.get(model));
         self.due.extend(objects.cloned().map(StatusTarget::Model));
         self.facts.extend(facts);
     }
 
     /// Marks all statuses as due, when this gateway begins to lead.
-    pub fn mark_all_due(&mut self, settled: &Resolved) {
-        self.changed(&Resolved::default(), settled);
+    pub fn mark_all_due(&mut self, resolved: &Resolved) {
+        self.changed(&Resolved::default(), resolved);
         self.due.extend(self.nodes.keys().cloned().map(StatusTarget::Node));
     }
 
@@ -121,7 +121,8 @@ impl StatusWriter {
     pub fn changed(&mut self, before: &Resolved, now: &Resolved) {
         let served = now.served.iter().filter(|(object, served)| before.served.get(object) != Some(served));
         let served = served.map(|(object, _)| object);
-        let rejected = now.rejected.iter().filter(|(object, why)| before.rejected.get(object) != Some(why));
+        let rejected =
+            now.rejected.iter().filter(|(object, rejection)| before.rejected.get(object) != Some(rejection));
         let objects = served.chain(rejected.map(|(object, _)| object));
         self.due.extend(objects.cloned().map(StatusTarget::Model));
         let used: BTreeSet<String> = now.served.values().filter_map(|served| served.pool.clone()).collect();
@@ -133,9 +134,9 @@ impl StatusWriter {
         let nodes = now
             .nodes
             .iter()
-            .filter(|(name, place)| newly(place.pool.as_ref()) || before.nodes.get(*name) != Some(place));
-        let gone = before.nodes.keys().filter(|name| !now.nodes.contains_key(*name));
-        self.due.extend(nodes.map(|(name, _)| name).chain(gone).cloned().map(StatusTarget::Node));
+            .filter(|(name, node)| newly(node.pool.as_ref()) || before.nodes.get(*name) != Some(node));
+        let removed = before.nodes.keys().filter(|name| !now.nodes.contains_key(*name));
+        self.due.extend(nodes.map(|(name, _)| name).chain(removed).cloned().map(StatusTarget::Node));
         self.used_pools = used;
         self.facts.retain(|model, _| now.objects.contains_key(model));
     }
@@ -149,23 +150,23 @@ impl StatusWriter {
                 self.writing.remove(&what);
                 self.due.insert(what);
             }
-            Some(Ok(WriteCompletion::Write(what, outcome, notice))) => {
-                if let Some(notice) = notice.filter(|_| outcome.is_ok()) {
-                    self.events.send(notice);
+            Some(Ok(WriteCompletion::Write(target, outcome, event))) => {
+                if let Some(event) = event.filter(|_| outcome.is_ok()) {
+                    self.events.send(event);
                 }
-                self.finish_write(what, outcome);
+                self.finish_write(target, outcome);
             }
         }
     }
 
     /// Sends Events on models.
-    pub fn send_events(&self, happened: Vec<(ModelName, EventContent)>, settled: &Resolved) {
-        for (model, news) in happened {
-            let Some(object) = settled.objects.get(&model) else { continue };
+    pub fn send_events(&self, events: Vec<(ModelName, EventContent)>, resolved: &Resolved) {
+        for (model, event) in events {
+            let Some(object) = resolved.objects.get(&model) else { continue };
             // Rouse neither starts nor stops an external backend.
-            let ours = |served: &&ServedModel| served.pool.is_some();
-            let Some(served) = settled.served.get(object).filter(ours) else { continue };
-            self.send_event(object, served.uid.as_ref(), news);
+            let has_pool = |served: &&ServedModel| served.pool.is_some();
+            let Some(served) = resolved.served.get(object).filter(has_pool) else { continue };
+            self.send_event(object, served.uid.as_ref(), event);
         }
     }
 
@@ -176,15 +177,15 @@ impl StatusWriter {
     }
 
     /// Sends the Event for a deleted model, if this gateway leads.
-    pub fn deleted(&self, object: &ObjectName, settled: &Resolved) {
-        let news =
+    pub fn deleted(&self, object: &ObjectName, resolved: &Resolved) {
+        let event =
             EventReason::Deleted.with_note("the model is no longer served, and its engines are stopped");
-        self.send_event(object, settled.uid(object), news);
+        self.send_event(object, resolved.uid(object), event);
     }
 
-    fn send_event(&self, object: &ObjectName, uid: Option<&String>, news: EventContent) {
+    fn send_event(&self, object: &ObjectName, uid: Option<&String>, event: EventContent) {
         let (object, uid) = (object.clone(), uid.cloned().unwrap_or_default());
-        self.events.send(EventRequest { regarding: RegardingKind::Model, object, uid, content: news });
+        self.events.send(EventRequest { regarding: RegardingKind::Model, object, uid, content: event });
     }
 
     fn finish_write(&mut self, what: StatusTarget, outcome: Result<(), Error>) {
@@ -207,7 +208,7 @@ impl StatusWriter {
     }
 
     /// Starts the writes that are due, if this gateway leads.
-    pub fn write(&mut self, index: &ClusterIndex, settled: &Resolved) {
+    pub fn write(&mut self, index: &ClusterIndex, resolved: &Resolved) {
         if self.writer.leadership().is_err() {
             return;
         }
@@ -218,12 +219,12 @@ impl StatusWriter {
             };
             self.due.remove(&what);
             match &what {
-                StatusTarget::Model(object) => self.model(index, settled, object),
-                StatusTarget::Pool(pool) => self.pool(index, settled, pool),
+                StatusTarget::Model(object) => self.model(index, resolved, object),
+                StatusTarget::Pool(pool) => self.pool(index, resolved, pool),
                 StatusTarget::Node(node) => {
                     self.node(
-                        settled,
-                        rows.get_or_insert_with(|| nodes::reservations_by_node(index, settled)),
+                        resolved,
+                        rows.get_or_insert_with(|| nodes::reservations_by_node(index, resolved)),
                         node,
                     );
                 }
@@ -231,9 +232,9 @@ impl StatusWriter {
         }
     }
 
-    fn model(&mut self, index: &ClusterIndex, settled: &Resolved, object: &ObjectName) {
-        let served = settled.served.get(object);
-        let seen = match (served, settled.rejected.get(object)) {
+    fn model(&mut self, index: &ClusterIndex, resolved: &Resolved, object: &ObjectName) {
+        let served = resolved.served.get(object);
+        let resolved_model = match (served, resolved.rejected.get(object)) {
             (Some(served), _) => ResolvedModel::Served(served),
             (None, Some(rejected)) => ResolvedModel::Rejected(rejected),
             (None, None) => return,
@@ -241,23 +242,23 @@ impl StatusWriter {
         let nothing = ModelFacts::default();
         let facts = served.and_then(|served| self.facts.get(&served.spec.name)).unwrap_or(&nothing);
         let stored = index.model_status(object);
-        let wanted = status::model_status(seen, facts, stored, self.clock.now());
+        let desired = status::model_status(resolved_model, facts, stored, self.clock.now());
         let patience = served.map_or(Millis::ZERO, |served| status::max_last_request_lag(&served.spec.idle));
-        if !status::model_differs(stored, &wanted, patience) {
+        if !status::model_differs(stored, &desired, patience) {
             return;
         }
         let Some(version) = self.versions.get(object) else { return };
-        let notice = acceptance_event(stored, &wanted).map(|news| EventRequest {
+        let event = acceptance_event(stored, &desired).map(|content| EventRequest {
             regarding: RegardingKind::Model,
             object: object.clone(),
-            uid: settled.uid(object).cloned().unwrap_or_default(),
-            content: news,
+            uid: resolved.uid(object).cloned().unwrap_or_default(),
+            content,
         });
         let patch = json!({
             "apiVersion": "rouse.dev/v1alpha1",
             "kind": "InferenceModel",
             "metadata": {"name": object.name, "namespace": object.namespace, "resourceVersion": version},
-            "status": wanted,
+            "status": desired,
         });
         let api: Api<InferenceModel> = Api::namespaced(self.client.clone(), &object.namespace);
         let (writer, what) = (self.writer.clone(), StatusTarget::Model(object.clone()));
@@ -265,24 +266,25 @@ impl StatusWriter {
         let name = object.name.clone();
         self.writes.spawn(async move {
             let outcome = writer.apply_status(&api, &name, &patch).await;
-            WriteCompletion::Write(what, outcome.map(drop), notice)
+            WriteCompletion::Write(what, outcome.map(drop), event)
         });
     }
 
-    fn pool(&mut self, index: &ClusterIndex, settled: &Resolved, name: &str) {
-        let Some(pool) = settled.pools.get(name).filter(|_| self.used_pools.contains(name)) else { return };
+    fn pool(&mut self, index: &ClusterIndex, resolved: &Resolved, name: &str) {
+        let Some(pool) = resolved.pools.get(name).filter(|_| self.used_pools.contains(name)) else { return };
         let now = self.clock.now();
-        let wanted = status::pool_status(pool, index.pool_status(name), now);
-        if !status::pool_differs(index.pool_status(name), &wanted) {
+        let desired = status::pool_status(pool, index.pool_status(name), now);
+        if !status::pool_differs(index.pool_status(name), &desired) {
             return;
         }
-        let (books, pool) = (self.pool_ledger.clone(), pool.clone());
+        let (pool_ledger, pool) = (self.pool_ledger.clone(), pool.clone());
         let what = StatusTarget::Pool(name.to_owned());
         self.writing.insert(what.clone());
         let name = name.to_owned();
         self.writes.spawn(async move {
-            let outcome =
-                books.update_status(&name, |stored| status::pool_status(&pool, Some(stored), now)).await;
+            let outcome = pool_ledger
+                .update_status(&name, |stored| status::pool_status(&pool, Some(stored), now))
+                .await;
             WriteCompletion::Write(what, outcome.map_err(Error::from), None)
         });
     }
@@ -291,14 +293,14 @@ impl StatusWriter {
 /// Returns the Event for the first status of an object or of one of its generations.
 fn acceptance_event(
     stored: Option<&InferenceModelStatus>,
-    wanted: &InferenceModelStatus,
+    desired: &InferenceModelStatus,
 ) -> Option<EventContent> {
     let reason = match stored {
         None => EventReason::Created,
-        Some(stored) if stored.observed_generation != wanted.observed_generation => EventReason::Updated,
+        Some(stored) if stored.observed_generation != desired.observed_generation => EventReason::Updated,
         Some(_) => return None,
     };
-    let accepted = wanted.conditions.iter().find(|condition| condition.type_ == ACCEPTED)?;
+    let accepted = desired.conditions.iter().find(|condition| condition.type_ == ACCEPTED)?;
     let refused = accepted.status != "True";
     let message = &accepted.message;
     Some(reason.with_note(if refused {

@@ -137,14 +137,14 @@ fn object(
             continue;
         }
         let before = into.remove(&key);
-        let within = || if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
+        let path = || if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
         let merged = match (before, value) {
             (_, Value::Null) => None,
             (Some(Value::Object(before)), Value::Object(value)) => {
-                Some(Value::Object(object(before, value, shape.under(&key), &within())?))
+                Some(Value::Object(object(before, value, shape.under(&key), &path())?))
             }
             (Some(Value::Array(before)), Value::Array(value)) => {
-                let merged = list::merge(before, value, shape.list(&key), shape.under(&key), &within())?;
+                let merged = list::merge(before, value, shape.list(&key), shape.under(&key), &path())?;
                 Some(Value::Array(merged))
             }
             (_, value) => without_directives(value),
@@ -175,12 +175,12 @@ fn retain(into: &mut JsonObject, patch: &mut JsonObject, at: &str) -> Result<(),
             return Err(Error::Directive { at: place(at), directive: RETAIN.to_owned(), found, wanted });
         }
     };
-    let kept = |key: &str| keep.iter().any(|known| known == key);
+    let is_kept = |key: &str| keep.iter().any(|known| known == key);
     let given = patch.iter().filter(|(key, value)| !value.is_null() && !is_directive(key));
-    if let Some((key, _)) = given.into_iter().find(|(key, _)| !kept(key)) {
+    if let Some((key, _)) = given.into_iter().find(|(key, _)| !is_kept(key)) {
         return Err(Error::NotRetained { at: place(at), key: key.clone() });
     }
-    into.retain(|key, _| kept(key));
+    into.retain(|key, _| is_kept(key));
     Ok(())
 }
 
@@ -199,8 +199,8 @@ fn without_directives(value: Value) -> Option<Value> {
 }
 
 fn new_fields(fields: JsonObject) -> JsonObject {
-    let kept = fields.into_iter().filter(|(key, value)| !value.is_null() && !is_directive(key));
-    kept.filter_map(|(key, value)| Some((key, without_directives(value)?))).collect()
+    let fields_left = fields.into_iter().filter(|(key, value)| !value.is_null() && !is_directive(key));
+    fields_left.filter_map(|(key, value)| Some((key, without_directives(value)?))).collect()
 }
 
 /// Returns a new list. An item with a directive other than `merge` is only a directive, so it is dropped.

@@ -145,12 +145,12 @@ impl StubClient {
         &self,
         wake: bool,
         level: SleepLevel,
-        within: Duration,
+        timeout: Duration,
     ) -> Result<Option<ActuationResult>, StubClientError> {
         let path = if wake { "/v1/engine/wake" } else { "/v1/engine/sleep" };
         let body =
             ActuateRequest { epoch: self.epoch, generation: self.generation, level: Some(level.number()) };
-        let Some(reply) = self.send(Method::POST, path, &body, within).await? else { return Ok(None) };
+        let Some(reply) = self.send(Method::POST, path, &body, timeout).await? else { return Ok(None) };
         // A conflict with our own epoch and generation is temporary.
         let own = |gate: GateStatus| (gate.epoch, gate.generation) == (self.epoch, self.generation);
         if error::conflicting_gate(&reply).is_some_and(own) {
@@ -189,9 +189,9 @@ impl StubClient {
         method: Method,
         path: &str,
         body: &impl Serialize,
-        within: Duration,
+        timeout: Duration,
     ) -> Result<Option<HttpClientReply>, StubClientError> {
-        let reply = self.send(method, path, body, within).await?;
+        let reply = self.send(method, path, body, timeout).await?;
         reply.map(|reply| self.checked(reply)).transpose()
     }
 
@@ -201,14 +201,14 @@ impl StubClient {
         method: Method,
         path: &str,
         body: &impl Serialize,
-        within: Duration,
+        timeout: Duration,
     ) -> Result<Option<HttpClientReply>, StubClientError> {
         // Only numbers and words, so this cannot fail.
         let body = serde_json::to_value(body).ok().filter(|body| !body.is_null());
         if self.requester {
             failpoint::hit();
         }
-        let reply = self.client.call(method, path, body.as_ref(), Some(self.epoch), within).await?;
+        let reply = self.client.call(method, path, body.as_ref(), Some(self.epoch), timeout).await?;
         Ok(Some(reply).filter(|reply| !(self.requester && matches!(reply.status, 404 | 405))))
     }
 

@@ -187,7 +187,7 @@ pub struct WatchTarget<K: Clone> {
 /// empty one.
 pub async fn watch<K, M>(
     watched: WatchTarget<K>,
-    told: mpsc::Sender<M>,
+    tx: mpsc::Sender<M>,
     awaited: InitialLists,
     wrap: impl Fn(Delta<K>) -> M,
 ) where
@@ -200,7 +200,7 @@ pub async fn watch<K, M>(
         ..watcher::Config::default().page_size(LIST_PAGE_SIZE)
     };
     let events = watcher::watcher(api, config).backoff(WatchBackoff::default());
-    forward_events(events, namespace, slim, told, awaited, wrap).await;
+    forward_events(events, namespace, slim, tx, awaited, wrap).await;
 }
 
 /// Lists all objects as they are now, regardless of any watch.
@@ -305,7 +305,7 @@ async fn forward_events<K, M>(
     events: impl Stream<Item = watcher::Result<Event<DeserializeGuard<K>>>>,
     namespace: Option<String>,
     slim: fn(&mut K),
-    told: mpsc::Sender<M>,
+    tx: mpsc::Sender<M>,
     awaited: InitialLists,
     wrap: impl Fn(Delta<K>) -> M,
 ) where
@@ -343,12 +343,12 @@ async fn forward_events<K, M>(
                 }
                 let refused = outage.failed(&error);
                 let lasts = refused.is_some() && outage.failures >= REFUSALS_BEFORE_SKIP;
-                if let Some(within) = namespace.as_ref().filter(|_| lasts && !came && !left_out)
-                    && awaited.skip(&what, &kind, within, &error.to_string())
+                if let Some(refused_namespace) = namespace.as_ref().filter(|_| lasts && !came && !left_out)
+                    && awaited.skip(&what, &kind, refused_namespace, &error.to_string())
                 {
                     left_out = true;
                     let nothing = Delta::All { namespace: namespace.clone(), objects: Vec::new() };
-                    if told.send(wrap(nothing)).await.is_err() {
+                    if tx.send(wrap(nothing)).await.is_err() {
                         return;
                     }
                 }
@@ -359,7 +359,7 @@ async fn forward_events<K, M>(
             }
         };
         outage.recovered();
-        if told.send(wrap(change)).await.is_err() {
+        if tx.send(wrap(change)).await.is_err() {
             return;
         }
     }

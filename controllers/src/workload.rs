@@ -190,9 +190,9 @@ impl Workload<'_> {
         let template = self.variant.template.as_ref().unwrap_or(&self.pod_template.template);
         let mut pod = Value::Object(template.value());
         // A Deployment's Pods get its namespace and a generated name.
-        if let Some(own) = pod.get_mut("metadata").and_then(Value::as_object_mut) {
-            own.remove("name");
-            own.remove("namespace");
+        if let Some(metadata) = pod.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove("name");
+            metadata.remove("namespace");
         }
         merge::into(&mut pod, &json!({"spec": {"nodeSelector": self.variant.node_selector}}));
         if let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut)
@@ -211,9 +211,9 @@ impl Workload<'_> {
         if let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) {
             let claims = claims(spec, &self.pod_template.container);
             if self.engine.sleep == SleepApi::Vllm
-                && let Some(own) = container_of(spec, &self.pod_template.container)
+                && let Some(container) = container_of(spec, &self.pod_template.container)
             {
-                requester::enable_sleep_endpoints(own);
+                requester::enable_sleep_endpoints(container);
             }
             let mut stub = self.stub([
                 // The engine in the same Pod gets SIGTERM at the same time, so holding the Pod is pointless.

@@ -56,8 +56,8 @@ struct InFlightWrite<'a>(&'a watch::Sender<u32>);
 
 impl ObjectWriter {
     #[must_use]
-    pub fn new(claim: watch::Receiver<Option<Leadership>>, writes: IntCounterVec) -> Self {
-        Self { leadership: claim, writes, in_flight: watch::Sender::new(0) }
+    pub fn new(leadership: watch::Receiver<Option<Leadership>>, writes: IntCounterVec) -> Self {
+        Self { leadership, writes, in_flight: watch::Sender::new(0) }
     }
 
     /// Completes when no write is in flight. Without the claim no new write begins.
@@ -80,10 +80,10 @@ impl ObjectWriter {
     /// As for [`Self::leadership`].
     pub async fn wait_leadership(&self) -> Result<Leadership, Error> {
         let mut claims = self.leadership.clone();
-        let left = claims.borrow().as_ref().map_or(Duration::ZERO, Leadership::remaining);
+        let remaining = claims.borrow().as_ref().map_or(Duration::ZERO, Leadership::remaining);
         let fresh = claims.wait_for(|claim| claim.as_ref().is_none_or(Leadership::is_fresh));
         // Renewed, lost or timed out: the claim that is current now decides.
-        drop(time::timeout(left, fresh).await);
+        drop(time::timeout(remaining, fresh).await);
         self.leadership()
     }
 

@@ -69,7 +69,7 @@ pub struct AppOptions {
 }
 
 /// Serves until a signal terminates the gateway. Must be called before any thread starts.
-pub fn run(start: AppOptions) -> anyhow::Result<ExitCode> {
+pub fn run(options: AppOptions) -> anyhow::Result<ExitCode> {
     // This is the control side: driver, platform, operators. Requests have runtimes of their own, one per core.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -78,7 +78,7 @@ pub fn run(start: AppOptions) -> anyhow::Result<ExitCode> {
         .enable_all()
         .build()
         .context("cannot start the async runtime")?;
-    let code = runtime.block_on(serve(start));
+    let code = runtime.block_on(serve(options));
     runtime.shutdown_timeout(Duration::from_secs(1));
     code
 }
@@ -116,11 +116,11 @@ async fn serve(
         demo::prepare(&current)?;
     }
     let (events, received) = mpsc::channel(EVENT_QUEUE_CAPACITY);
-    let mut home = PlatformRuntime::start(claim, &current, events, clock, &metrics).await?;
-    let platform = home.platform();
+    let mut runtime = PlatformRuntime::start(claim, &current, events, clock, &metrics).await?;
+    let platform = runtime.platform();
     let (handle, driver) =
         DriverHandle::new(Arc::clone(&platform), received, Journal::default(), Arc::clone(&metrics), clock);
-    let admin = AdminServer::from_listener(operators, admin_sources(&handle, &config, &metrics, &home))?;
+    let admin = AdminServer::from_listener(operators, admin_sources(&handle, &config, &metrics, &runtime))?;
     let operators = admin.address();
     let (stage, watched) = watch::channel(ShutdownStage::Serving);
     let (mut driver, driver_goes) = spawn_deferred(|journal| driver.run(journal));
@@ -128,25 +128,25 @@ async fn serve(
         let watched = watched.clone();
         |()| admin.run(watched)
     });
-    let mut goes = Some((driver_goes, admin_goes));
+    let mut deferred = Some((driver_goes, admin_goes));
     if current.kubernetes.is_some() {
         // This gateway does not lead until it holds the Lease.
         handle.send_event(Event::LeadershipChanged { leads: false });
         // The cluster's objects take a while to arrive, and operators may ask what the gateway waits for.
-        if let Some((driver_goes, admin_goes)) = goes.take() {
+        if let Some((driver_goes, admin_goes)) = deferred.take() {
             start_deferred(driver_goes, open_journal()?);
             start_deferred(admin_goes, ());
         }
         tokio::select! {
-            () = home.wait_until_synced() => {}
+            () = runtime.wait_until_synced() => {}
             () = signals.terminated() => {
-                home.close().await;
+                runtime.close().await;
                 return Ok(ExitCode::SUCCESS);
             }
         }
     }
     let base = Config::clone(&current);
-    let current = match home.compose(&base) {
+    let current = match runtime.compose(&base) {
         Some(composed) => {
             config.store(Arc::new(composed));
             config.load_full()
@@ -162,17 +162,17 @@ async fn serve(
     let shared =
         http::ServerContext::with_telemetry(control, Arc::clone(&config), meter, Arc::clone(&telemetry));
     let api = ApiServer::from_listeners(current.api, bound.into_listeners()?, shared)?;
-    home.start_reporting(&handle, api.address());
+    runtime.start_reporting(&handle, api.address());
     print_addresses(&shown, source.file.is_none(), &api, operators);
 
-    let admin_goes = match goes {
+    let admin_goes = match deferred {
         Some((driver_goes, admin_goes)) => {
             start_deferred(driver_goes, open_journal()?);
             Some(admin_goes)
         }
         None => None,
     };
-    let keeper = tokio::spawn(persist_periodically(handle.clone(), Arc::clone(&platform)));
+    let persist_task = tokio::spawn(persist_periodically(handle.clone(), Arc::clone(&platform)));
     // A request before the first turn would fail with an unknown model.
     handle.refresh().await;
     let mut serving = api.start(watched)?;
@@ -194,8 +194,8 @@ async fn serve(
     };
     loop {
         tokio::select! {
-            asked = signals.next() => {
-                match asked {
+            signal = signals.next() => {
+                match signal {
                     ControlSignal::Terminate => break,
                     ControlSignal::ReopenLogs => {
                         telemetry.reopen();
@@ -207,14 +207,14 @@ async fn serve(
                 if let Err(error) = signals.watch(reload.certificates()) {
                     tracing::warn!(%error, "cannot watch the certificate files; send SIGHUP to reload them");
                 }
-                if matches!(asked, ControlSignal::Reload) {
-                    reload.reload(&mut home);
+                if matches!(signal, ControlSignal::Reload) {
+                    reload.reload(&mut runtime);
                 } else {
-                    reload.check_certificates(&mut home);
+                    reload.check_certificates(&mut runtime);
                 }
             }
-            next = home.next_event() => match next {
-                ClusterChange::ObjectsChanged => reload.apply_objects(&mut home),
+            next = runtime.next_event() => match next {
+                ClusterChange::ObjectsChanged => reload.apply_objects(&mut runtime),
                 ClusterChange::TaskEnded => anyhow::bail!("a required cluster task ended (election or object watches)"),
             },
             ended = &mut driver => {
@@ -226,14 +226,14 @@ async fn serve(
         }
     }
     ShutdownSequence { stage, config: config.load_full(), handle, driver, api, admin }
-        .run(&mut signals, &mut home)
+        .run(&mut signals, &mut runtime)
         .await;
-    keeper.abort();
+    persist_task.abort();
     // Dropping the keeper's task releases its reference to the platform.
-    drop(keeper.await);
+    drop(persist_task.await);
     telemetry.close().await;
     drop(reload);
-    home.close().await;
+    runtime.close().await;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -245,20 +245,20 @@ where
     I: Send + 'static,
     F: Future<Output: Send + 'static> + Send + 'static,
 {
-    let (goes, told) = oneshot::channel();
+    let (input_tx, input_rx) = oneshot::channel();
     let task = tokio::spawn(async move {
-        match told.await {
+        match input_rx.await {
             Ok(with) => work(with).await,
             // The sender was dropped: the work's preconditions never came true.
             Err(_) => std::future::pending().await,
         }
     });
-    (task, goes)
+    (task, input_tx)
 }
 
-fn start_deferred<I>(work: oneshot::Sender<I>, with: I) {
+fn start_deferred<I>(tx: oneshot::Sender<I>, input: I) {
     // An error means that the receiver is gone because the runtime ends.
-    drop(work.send(with));
+    drop(tx.send(input));
 }
 
 fn discover(headroom: Bytes) -> anyhow::Result<Vec<rouse::model::Accelerator>> {
@@ -275,10 +275,10 @@ fn admin_sources(
     handle: &DriverHandle,
     config: &Arc<ArcSwap<Config>>,
     metrics: &Arc<Metrics>,
-    home: &PlatformRuntime,
+    runtime: &PlatformRuntime,
 ) -> AdminSources {
     let (metrics, measured) = (Arc::clone(metrics), handle.clone());
-    let platform = Arc::downgrade(&home.platform());
+    let platform = Arc::downgrade(&runtime.platform());
     AdminSources {
         driver: Arc::new(handle.clone()),
         config: Arc::clone(config),
@@ -293,8 +293,8 @@ fn admin_sources(
             let engine = EngineId::new(model.clone(), replica);
             platform.upgrade().and_then(|platform| platform.log_path(&engine))
         }),
-        not_ready_reason: home.not_ready_reason(),
-        degraded_reason: home.degraded_reason(),
+        not_ready_reason: runtime.not_ready_reason(),
+        degraded_reason: runtime.degraded_reason(),
     }
 }
 
@@ -327,8 +327,8 @@ async fn persist_periodically(handle: DriverHandle, platform: Arc<dyn Platform>)
     }
 }
 
-fn listener_error(ended: Result<Result<(), crate::serve::Error>, tokio::task::JoinError>) -> anyhow::Error {
-    match ended {
+fn listener_error(result: Result<Result<(), crate::serve::Error>, tokio::task::JoinError>) -> anyhow::Error {
+    match result {
         Ok(Ok(())) => anyhow::anyhow!("a listener ended unexpectedly"),
         Ok(Err(error)) => error.into(),
         Err(error) => error.into(),
@@ -348,11 +348,11 @@ struct ShutdownSequence {
 }
 
 impl ShutdownSequence {
-    async fn run(mut self, signals: &mut ControlSignals, home: &mut PlatformRuntime) {
+    async fn run(mut self, signals: &mut ControlSignals, runtime: &mut PlatformRuntime) {
         self.stage.send_replace(ShutdownStage::Draining);
         // Stepping down comes first, since other gateways wait for it and this process may be killed early.
-        home.step_down();
-        let grace = home.grace(&self.config.shutdown).await;
+        runtime.step_down();
+        let grace = runtime.grace(&self.config.shutdown).await;
         tracing::info!(
             %grace,
             "shutting down: no new connections, running requests may finish; send a second signal to skip the wait"
@@ -363,7 +363,7 @@ impl ShutdownSequence {
             () = tokio::time::sleep(grace.duration()) => {}
             () = signals.terminated() => {}
         }
-        home.withdraw_demand().await;
+        runtime.withdraw_demand().await;
         // Requests that still hold or await an engine get the fault, in their stream or as a 503.
         // In a cluster the engines belong to all gateways.
         let stop_engines = self.config.shutdown.stop_engines && self.config.kubernetes.is_none();

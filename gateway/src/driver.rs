@@ -129,11 +129,11 @@ impl Driver {
         // A turn that already has events yields to other tasks too.
         tokio::task::consume_budget().await;
         while batch.len() < MAX_EVENTS_PER_TURN && self.deferred_order.is_none() {
-            if let Ok(ask) = self.requests.try_recv() {
-                if matches!(ask, DriverRequest::SubmitOrder { .. }) && !batch.is_empty() {
-                    self.deferred_order = Some(ask);
+            if let Ok(request) = self.requests.try_recv() {
+                if matches!(request, DriverRequest::SubmitOrder { .. }) && !batch.is_empty() {
+                    self.deferred_order = Some(request);
                 } else {
-                    self.handle_request(ask, batch);
+                    self.handle_request(request, batch);
                 }
             } else if let Ok(event) = self.events.try_recv() {
                 batch.push(event);
@@ -144,8 +144,8 @@ impl Driver {
     }
 
     /// Returns whether the request needs a turn.
-    fn handle_request(&mut self, ask: DriverRequest, batch: &mut Vec<Event>) -> bool {
-        match ask {
+    fn handle_request(&mut self, request: DriverRequest, batch: &mut Vec<Event>) -> bool {
+        match request {
             DriverRequest::Park { waiter, reply } => {
                 self.queue.add(waiter.clone(), reply);
                 batch.push(Event::Arrived { waiter });

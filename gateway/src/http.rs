@@ -106,27 +106,27 @@ impl ServerContext {
     /// from the next request on.
     #[must_use]
     pub fn new(
-        control: Arc<dyn DriverApi>,
+        driver: Arc<dyn DriverApi>,
         config: Arc<ArcSwap<Config>>,
         meter: Arc<dyn RequestMetricsSink>,
     ) -> Arc<Self> {
-        Self::with_telemetry(control, config, meter, Arc::default())
+        Self::with_telemetry(driver, config, meter, Arc::default())
     }
 
     /// Creates the context with a telemetry sink for single requests.
     #[must_use]
     pub fn with_telemetry(
-        control: Arc<dyn DriverApi>,
+        driver: Arc<dyn DriverApi>,
         config: Arc<ArcSwap<Config>>,
         meter: Arc<dyn RequestMetricsSink>,
         telemetry: Arc<Telemetry>,
     ) -> Arc<Self> {
-        let started = control.clock().now();
+        let started = driver.clock().now();
         let (bodies, keys, authors) = (Arc::default(), ApiKeyStore::new(), ResponseOwners::default());
         // Building the table of many keys takes as long as many requests, so build it before the first request.
         drop(keys.table(&config.load().keys, |name| meter.key_metrics(name)));
         Arc::new(Self {
-            driver: control,
+            driver,
             config,
             metrics_sink: meter,
             telemetry,
@@ -168,13 +168,13 @@ impl WorkerContext {
 /// Serves one request. The head is handled at once, before the returned future is polled. The connection stores that
 /// future, so it stays small for a request that needs no wait.
 pub(crate) fn serve(
-    core: &Rc<WorkerContext>,
+    worker: &Rc<WorkerContext>,
     socket: &Rc<ClientSocket>,
     request: Request<Incoming>,
 ) -> impl Future<Output = Response<ClientResponseBody>> + use<> {
-    let begun = handle_head(core, socket, request);
+    let outcome = handle_head(worker, socket, request);
     async move {
-        match begun {
+        match outcome {
             HeadOutcome::Responded(response) => response,
             HeadOutcome::Pending(answer) => answer.await,
         }
@@ -188,7 +188,7 @@ enum HeadOutcome {
 }
 
 fn handle_head(
-    core: &Rc<WorkerContext>,
+    worker: &Rc<WorkerContext>,
     socket: &Rc<ClientSocket>,
     request: Request<Incoming>,
 ) -> HeadOutcome {
@@ -196,9 +196,9 @@ fn handle_head(
     let exchange = socket.begin_exchange(arrived);
     let (parts, body) = request.into_parts();
     let fields = KnownHeaders::scan(&parts.headers);
-    let shared = &core.server;
+    let shared = &worker.server;
     let config = shared.config.load();
-    let id = core.ids.keep_or_make(fields.first(KnownHeader::RequestId));
+    let id = worker.ids.keep_or_make(fields.first(KnownHeader::RequestId));
     let path = parts.uri.path();
     let framed = framing::check(&parts, &fields);
     let ambiguous = framed.is_err();
@@ -207,14 +207,14 @@ fn handle_head(
         .map_err(|fault| (fault, None))
         .and_then(|()| route::match_route(&parts.method, path, upgrades));
     let label = found.as_ref().map_or("other", ApiRoute::label);
-    let track = RequestContext::new(&shared.metrics_sink, shared.driver.clock(), arrived, id, label);
+    let context = RequestContext::new(&shared.metrics_sink, shared.driver.clock(), arrived, id, label);
     let probe = matches!(found, Ok(ApiRoute::Healthz | ApiRoute::Readyz));
-    let seen = RequestOrigin { peer: socket.peer(), is_tls: socket.is_secure(), is_health_check: probe };
-    track.set_recorder(shared.telemetry.start_recording(&core.trace_ids, &parts, seen));
+    let origin = RequestOrigin { peer: socket.peer(), is_tls: socket.is_secure(), is_health_check: probe };
+    context.set_recorder(shared.telemetry.start_recording(&worker.trace_ids, &parts, origin));
     let request = RequestHandler {
-        worker: Rc::clone(core),
+        worker: Rc::clone(worker),
         socket: Rc::clone(socket),
-        context: track,
+        context,
         form: route::api_schema(path),
         cors: cors::CorsDecision::for_request(&config, &parts),
         ambiguous_framing: ambiguous,
@@ -261,7 +261,7 @@ fn handle_head(
             let names_hops = fields.first(KnownHeader::Connection).is_some();
             let beats = heartbeat.unwrap_or_else(|| key.as_ref().is_none_or(|key| key.heartbeat));
             let headers = parts.headers;
-            let asking = PendingRequest {
+            let pending = PendingRequest {
                 routed: call,
                 timeout,
                 sends_heartbeats: beats,
@@ -271,7 +271,7 @@ fn handle_head(
                 key,
                 config,
             };
-            HeadOutcome::Pending(Box::pin(request.infer(asking, exchange)))
+            HeadOutcome::Pending(Box::pin(request.infer(pending, exchange)))
         }
         Err(fault) => {
             let response = request.refuse_unread(&fault, exchange);
@@ -317,26 +317,19 @@ impl RequestHandler {
         mut response: Response<ClientResponseBody>,
         now: Tick,
     ) -> Response<ClientResponseBody> {
-        let Self {
-            worker: core,
-            socket,
-            context: track,
-            form,
-            cors: origin,
-            ambiguous_framing: ambiguous,
-            is_head,
-        } = self;
-        track.head_sent(response.status().as_u16(), now);
-        response.headers_mut().insert(REQUEST_ID, track.id.clone());
+        let Self { worker, socket, context, form, cors: origin, ambiguous_framing: ambiguous, is_head } =
+            self;
+        context.head_sent(response.status().as_u16(), now);
+        response.headers_mut().insert(REQUEST_ID, context.id.clone());
         if form == ApiSchema::Anthropic {
             // Anthropic's SDKs read the request id from this header.
-            response.headers_mut().entry("request-id").or_insert_with(|| track.id.clone());
+            response.headers_mut().entry("request-id").or_insert_with(|| context.id.clone());
         }
         origin.apply(response.headers_mut());
         if ambiguous {
             socket.record_offence();
         }
-        if (ambiguous || core.is_draining()) && !socket.is_multiplexed() {
+        if (ambiguous || worker.is_draining()) && !socket.is_multiplexed() {
             set_connection_close(&mut response);
         }
         if is_head && socket.is_multiplexed() { strip_head_response_body(response) } else { response }

@@ -151,27 +151,27 @@ impl ApiKeyTable {
     pub(crate) fn authenticate(
         self: &Arc<Self>,
         sent: Option<PresentedKey<'_>>,
-        remembered: &AuthCache,
+        cache: &AuthCache,
     ) -> Result<Option<Arc<ApiKey>>, Fault> {
         if self.source.is_empty() {
             return Ok(None);
         }
-        let PresentedKey { secret: shown, header } = sent.ok_or(Fault::MissingApiKey)?;
-        if let Some(last) = &*remembered.0.borrow()
+        let PresentedKey { secret, header } = sent.ok_or(Fault::MissingApiKey)?;
+        if let Some(last) = &*cache.0.borrow()
             && Arc::ptr_eq(&last.table, self)
             // Constant time: behind a proxy, clients that do not trust each other may share a connection.
-            && constant_time::verify_slices_are_equal(&last.secret, shown).is_ok()
+            && constant_time::verify_slices_are_equal(&last.secret, secret).is_ok()
         {
             return Ok(Some(Arc::clone(&last.key)));
         }
         // A cached key of an older table keeps that table and its keys' counters alive.
-        drop(remembered.0.take());
+        drop(cache.0.take());
         let key = self
             .by_hash
-            .get(&sha256(shown))
+            .get(&sha256(secret))
             .ok_or_else(|| Fault::InvalidApiKey { header: header.to_owned() })?;
-        let shown = CachedAuth { secret: shown.into(), key: Arc::clone(key), table: Arc::clone(self) };
-        *remembered.0.borrow_mut() = Some(shown);
+        let cached = CachedAuth { secret: secret.into(), key: Arc::clone(key), table: Arc::clone(self) };
+        *cache.0.borrow_mut() = Some(cached);
         Ok(Some(Arc::clone(key)))
     }
 }
@@ -242,8 +242,8 @@ mod tests {
         PresentedKey { secret: secret.as_bytes(), header: "api-key" }
     }
 
-    fn found(table: &Arc<ApiKeyTable>, secret: &str, remembered: &AuthCache) -> Option<Arc<ApiKey>> {
-        table.authenticate(Some(sent(secret)), remembered).ok().flatten()
+    fn found(table: &Arc<ApiKeyTable>, secret: &str, cache: &AuthCache) -> Option<Arc<ApiKey>> {
+        table.authenticate(Some(sent(secret)), cache).ok().flatten()
     }
 
     #[test]

@@ -106,9 +106,9 @@ impl Metrics {
 
     /// Creates the metrics with existing drop counters.
     #[must_use]
-    pub fn with_drop_counters(lost: &TelemetryDropCounters) -> Self {
+    pub fn with_drop_counters(drop_counters: &TelemetryDropCounters) -> Self {
         let registry = Registry::new();
-        lost.register(&registry);
+        drop_counters.register(&registry);
         expect_valid(registry.register(Box::new(ProcessCollector::for_self())));
         let build = build_info(&registry);
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
@@ -191,14 +191,14 @@ impl Metrics {
         let namespaces = self.namespaces.load_full().unwrap_or_default();
         let after = names.into_iter().map(|name| {
             let namespace = namespaces.get(name).map_or(LOCAL_LABEL, String::as_str);
-            let kept = match before.remove(name) {
+            let entry = match before.remove(name) {
                 Some(moved) if moved.namespace() != namespace => {
                     self.unregister(&moved);
                     None
                 }
-                kept => kept,
+                entry => entry,
             };
-            (name.clone(), kept.unwrap_or_else(|| self.register(name, namespace)))
+            (name.clone(), entry.unwrap_or_else(|| self.register(name, namespace)))
         });
         self.models.store(Arc::new(after.collect()));
         before.values().for_each(|metrics| self.unregister(metrics));

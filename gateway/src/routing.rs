@@ -96,9 +96,10 @@ impl ModelRoute {
         endpoints: Vec<Endpoint>,
         before: Option<&Self>,
     ) -> Self {
-        let kept = before.and_then(|route| route.ring.as_ref()).filter(|ring| ring.is_built_from(&endpoints));
+        let unchanged_ring =
+            before.and_then(|route| route.ring.as_ref()).filter(|ring| ring.is_built_from(&endpoints));
         let ring = (endpoints.len() > 1)
-            .then(|| kept.map_or_else(|| Arc::new(HashRing::new(&endpoints)), Arc::clone));
+            .then(|| unchanged_ring.map_or_else(|| Arc::new(HashRing::new(&endpoints)), Arc::clone));
         Self { priority, state, last_failure, replicas, max_wait, endpoints, ring }
     }
 

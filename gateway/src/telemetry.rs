@@ -61,10 +61,10 @@ impl Telemetry {
     ///
     /// # Errors
     /// The access log's file cannot be opened, or the collector's address or certificates cannot be used.
-    pub fn start(config: &Config, lost: &TelemetryDropCounters) -> Result<Arc<Self>, Error> {
+    pub fn start(config: &Config, drop_counters: &TelemetryDropCounters) -> Result<Arc<Self>, Error> {
         let rouse_config::TelemetryConfig { sample, .. } = config.telemetry;
-        let traces = TraceExporter::start(&config.telemetry, lost)?;
-        let access = AccessLogWriter::start(&config.access_log, lost)?;
+        let traces = TraceExporter::start(&config.telemetry, drop_counters)?;
+        let access = AccessLogWriter::start(&config.access_log, drop_counters)?;
         Ok(Arc::new(Self { traces, access, sample }))
     }
 
@@ -73,21 +73,21 @@ impl Telemetry {
         self: &Arc<Self>,
         ids: &TraceIdGenerator,
         head: &request::Parts,
-        seen: RequestOrigin,
+        origin: RequestOrigin,
     ) -> Option<RequestRecorder> {
         if self.traces.is_none() && self.access.is_none() {
             return None;
         }
         let parent = TraceContext::from_headers(&head.headers);
-        let own = self.traces.as_ref().map(|_| {
-            let mut own =
+        let own_context = self.traces.as_ref().map(|_| {
+            let mut trace_context =
                 parent.map_or_else(|| TraceContext::root(ids, self.sample), |parent| parent.child(ids));
-            if seen.is_health_check && parent.is_none() {
-                own = own.unsampled();
+            if origin.is_health_check && parent.is_none() {
+                trace_context = trace_context.unsampled();
             }
-            own
+            trace_context
         });
-        Some(RequestRecorder::new(Arc::clone(self), Instant::now(), seen, head, parent, own))
+        Some(RequestRecorder::new(Arc::clone(self), Instant::now(), origin, head, parent, own_context))
     }
 
     fn finish(&self, record: RequestRecord) {

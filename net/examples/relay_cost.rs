@@ -56,26 +56,26 @@ fn main() -> anyhow::Result<()> {
     let address = engine.local_addr()?;
     load.spawn(serve_engine(engine));
 
-    let mut words = std::env::args().skip(1);
-    let only = words.next();
-    let mut number = || words.next().and_then(|word| word.parse().ok());
+    let mut args = std::env::args().skip(1);
+    let only = args.next();
+    let mut number = || args.next().and_then(|word| word.parse().ok());
     let (clients, units): (Option<usize>, Option<usize>) = (number(), number());
-    for (what, usually, requests, events) in
+    for (unit_name, usually, requests, events) in
         [("request", CLIENTS, units.unwrap_or(REQUESTS), 0), ("event", STREAMS, 1, units.unwrap_or(EVENTS))]
     {
-        if only.as_ref().is_some_and(|only| only != what) {
+        if only.as_ref().is_some_and(|only| only != unit_name) {
             continue;
         }
         let clients = clients.unwrap_or(usually);
-        let (tell, told) = oneshot::channel();
+        let (address_tx, address_rx) = oneshot::channel();
         let (stop, stopped) = oneshot::channel();
-        let gate = thread::spawn(move || carry(address, tell, stopped));
-        let gateway = load.block_on(told)?;
+        let gate = thread::spawn(move || carry(address, address_tx, stopped));
+        let gateway = load.block_on(address_rx)?;
         load.block_on(clients_of(gateway, clients, requests, events))?;
         drop(stop);
         let spent = gate.join().map_err(|_| anyhow::anyhow!("the gate panicked"))??;
         let units = (clients * requests * events.max(1)) as f64;
-        println!("{units} {what}s: {:.2} us of CPU per {what}", spent.as_secs_f64() * 1e6 / units);
+        println!("{units} {unit_name}s: {:.2} us of CPU per {unit_name}", spent.as_secs_f64() * 1e6 / units);
     }
     Ok(())
 }
@@ -83,7 +83,7 @@ fn main() -> anyhow::Result<()> {
 /// The gateway thread: serves until stopped, and returns the CPU time of serving.
 fn carry(
     engine: SocketAddr,
-    tell: oneshot::Sender<SocketAddr>,
+    address_tx: oneshot::Sender<SocketAddr>,
     stopped: oneshot::Receiver<()>,
 ) -> anyhow::Result<Duration> {
     let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default())?;
@@ -91,16 +91,16 @@ fn carry(
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let gate = Gate::new(None, TickClock::new(Instant::now(), Tick(0)), Arc::new(Notify::new()));
         gate.open();
-        let core = Rc::new((ConnectionPool::default(), gate, engine));
+        let context = Rc::new((ConnectionPool::default(), gate, engine));
         let before = cpu_time()?;
-        tell.send(listener.local_addr()?).map_err(|_| anyhow::anyhow!("nobody asked"))?;
+        address_tx.send(listener.local_addr()?).map_err(|_| anyhow::anyhow!("nobody asked"))?;
         let accept = async {
             loop {
                 let (socket, _) = listener.accept().await?;
                 socket.set_nodelay(true)?;
-                let core = Rc::clone(&core);
+                let context = Rc::clone(&context);
                 tokio::task::spawn_local(async move {
-                    let service = service_fn(|request| answer(&core, request));
+                    let service = service_fn(|request| answer(&context, request));
                     let connection = http1::Builder::new()
                         .writev(false)
                         .max_buf_size(16 << 10)
@@ -118,15 +118,15 @@ fn carry(
 }
 
 async fn answer(
-    core: &(ConnectionPool, Arc<Gate>, SocketAddr),
+    context: &(ConnectionPool, Arc<Gate>, SocketAddr),
     request: Request<Incoming>,
 ) -> Result<Response<Either<RelayBody<()>, Full<Bytes>>>, Infallible> {
-    let (pool, gate, address) = core;
+    let (pool, gate, address) = context;
     let (parts, body) = request.into_parts();
     let path = PathAndQuery::from_static("/v1/chat/completions");
     let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
-    let asked = routing_fields::peek(&body).map(|head| head.stream);
-    let (Ok(stream), Some(lease)) = (asked, gate.take()) else {
+    let stream_requested = routing_fields::peek(&body).map(|head| head.stream);
+    let (Ok(stream), Some(lease)) = (stream_requested, gate.take()) else {
         return Ok(error::response(&rouse::fault::Fault::Internal, ApiSchema::OpenAi).map(Either::Right));
     };
     let sent = exchange(

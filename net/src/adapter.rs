@@ -84,9 +84,9 @@ pub enum EngineHealth {
 
 impl Adapter {
     #[must_use]
-    pub fn new(manner: EngineProfile, address: SocketAddr) -> Self {
-        let caller = HttpClient::new(address, manner.api_key.clone());
-        Self { profile: manner, client: caller }
+    pub fn new(profile: EngineProfile, address: SocketAddr) -> Self {
+        let client = HttpClient::new(address, profile.api_key.clone());
+        Self { profile, client }
     }
 
     /// Sets the origin when the listener is a backend that another operator runs.

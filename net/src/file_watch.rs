@@ -57,13 +57,13 @@ impl AsRawFd for InotifyFd {
 }
 
 impl FileWatcher {
-    /// `settle`: how long to wait for the rest of a change that spans several files.
+    /// `debounce`: how long to wait for the rest of a change that spans several files.
     ///
     /// # Errors
     /// No inotify descriptor is available.
-    pub fn new(files: Vec<PathBuf>, flags: AddWatchFlags, settle: Duration) -> io::Result<Self> {
+    pub fn new(files: Vec<PathBuf>, flags: AddWatchFlags, debounce: Duration) -> io::Result<Self> {
         let (inotify, missing) = (descriptor()?, folders(&files));
-        let mut watch = Self { inotify, files, flags, debounce: settle, missing, retry_at: Instant::now() };
+        let mut watch = Self { inotify, files, flags, debounce, missing, retry_at: Instant::now() };
         watch.add();
         for folder in &watch.missing {
             tracing::warn!(folder = %folder.display(), "cannot watch the folder yet, retrying");
@@ -80,8 +80,8 @@ impl FileWatcher {
     /// within the debounce time.
     pub async fn changed(&mut self) {
         self.changed_once().await;
-        let settle = self.debounce;
-        while tokio::time::timeout(settle, self.changed_once()).await.is_ok() {}
+        let debounce = self.debounce;
+        while tokio::time::timeout(debounce, self.changed_once()).await.is_ok() {}
     }
 
     /// Completes at the first event of a change: a file was written or replaced, or may have been.

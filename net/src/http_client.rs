@@ -41,7 +41,7 @@ pub struct HttpClient {
 /// Observes each call that has ended. Calls that were dropped before their end are not reported, nor are line streams.
 pub trait CallObserver: Debug + Send + Sync {
     /// `status` is `None` when no whole response arrived.
-    fn call_ended(&self, method: &Method, path: &str, status: Option<u16>, took: Duration);
+    fn call_ended(&self, method: &Method, path: &str, status: Option<u16>, duration: Duration);
 }
 
 /// A response.
@@ -136,7 +136,7 @@ impl HttpClient {
         within: Duration,
     ) -> Result<HttpClientReply, HttpClientError> {
         let request = self.request(method.clone(), path, body, epoch)?;
-        let begun = Instant::now();
+        let started_at = Instant::now();
         let exchanged = time::timeout(within, self.exchange(request)).await;
         let reply = exchanged.map_err(|_| HttpClientError::Timeout).flatten();
         if let Some(observer) = &self.observer {
@@ -144,7 +144,7 @@ impl HttpClient {
                 &method,
                 path,
                 reply.as_ref().ok().map(|reply| reply.status),
-                begun.elapsed(),
+                started_at.elapsed(),
             );
         }
         reply

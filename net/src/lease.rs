@@ -259,10 +259,10 @@ impl Lease {
             let pause = self.gate.clock.tick_at(now).since(last_end);
             self.gate.pause.store(pause.0 + 1, Ordering::Relaxed);
         }
-        for place in &self.gate.clients {
+        for slot in &self.gate.clients {
             // Nearly always the client is recorded already, and then no cache line moves between cores.
-            if place.load(Ordering::Relaxed) == client
-                || place.compare_exchange(0, client, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            if slot.load(Ordering::Relaxed) == client
+                || slot.compare_exchange(0, client, Ordering::Relaxed, Ordering::Relaxed).is_ok()
             {
                 return;
             }

@@ -96,14 +96,14 @@ async fn reap_child(child: &mut Child) -> Option<ExitStatus> {
 pub async fn kill_all(group: Option<i32>, mark: String) {
     loop {
         let mark = mark.clone();
-        let Ok(left) = task::spawn_blocking(move || table::members(group, &mark)).await else {
+        let Ok(members) = task::spawn_blocking(move || table::members(group, &mark)).await else {
             return;
         };
-        if left.is_empty() {
+        if members.is_empty() {
             return;
         }
         let mut watched = Vec::new();
-        for pid in left {
+        for pid in members {
             let fd = open_pidfd(pid);
             kill(pid, Signal::SIGKILL);
             watched.extend(fd.map(|fd| (pid, fd)));

@@ -43,10 +43,10 @@ mod tests {
             far.set_nonblocking(true).unwrap();
             let far = tokio::net::UnixStream::from_std(far).unwrap();
             let turns = Rc::new(Cell::new(0));
-            let seen = Rc::clone(&turns);
+            let turns_seen = Rc::clone(&turns);
             let stream = spawn_local(async move {
                 far.readable().await.unwrap();
-                seen.get()
+                turns_seen.get()
             });
             let work = spawn_local(poll_fn(move |cx| {
                 if turn(cx) {
@@ -78,11 +78,11 @@ mod tests {
 
     #[test]
     fn a_task_that_wakes_itself_meanwhile_has_not_stepped_aside() {
-        let mut aside = Box::pin(yield_once());
+        let mut yielding = Box::pin(yield_once());
         let steps = move |cx: &mut Context<'_>| {
-            let ended = aside.as_mut().poll(cx).is_ready();
+            let ended = yielding.as_mut().poll(cx).is_ready();
             if ended {
-                aside = Box::pin(yield_once());
+                yielding = Box::pin(yield_once());
             }
             cx.waker().wake_by_ref();
             ended

@@ -55,22 +55,22 @@ pub enum InitialHealth {
 /// If the engine is held, the watch first waits until the stub's gate opens. While the gate is closed, the engine's
 /// health is unknown, and no failure counts. The watch polls the stub often, on behalf of all waiters.
 pub async fn watch_health(contact: &EngineClient, known: InitialHealth) {
-    let mut held = known == InitialHealth::StubGateClosed;
+    let mut is_gated = known == InitialHealth::StubGateClosed;
     let mut at_once = known == InitialHealth::Unconfirmed;
     let (mut was_ok, mut tokens) = (!at_once, None);
     // The one-token request under way, and whether the last one failed.
-    let mut asked: Option<Pin<Box<dyn Future<Output = CanaryVerdict> + Send + '_>>> = None;
+    let mut canary: Option<Pin<Box<dyn Future<Output = CanaryVerdict> + Send + '_>>> = None;
     let mut mute = false;
     let reports = ActivityGuard(contact.common.engine_activity(&contact.id, contact.generation));
     loop {
-        if std::mem::take(&mut held) {
+        if std::mem::take(&mut is_gated) {
             readiness::wait_until_ungated(contact).await;
             let (engine, generation) = (contact.id.clone(), contact.generation);
             contact.common.send_event(Event::StubGateOpened { engine, generation }).await;
         }
         if !std::mem::take(&mut at_once) {
             let every = contact.common.config.load().timeouts.health_every.duration();
-            let verdict = match &mut asked {
+            let verdict = match &mut canary {
                 None => {
                     time::sleep(every).await;
                     None
@@ -78,7 +78,7 @@ pub async fn watch_health(contact: &EngineClient, known: InitialHealth) {
                 Some(answer) => time::timeout(every, answer).await.ok(),
             };
             if let Some(verdict) = verdict {
-                asked = None;
+                canary = None;
                 mute = matches!(verdict, CanaryVerdict::Failed(_));
                 if mute {
                     tracing::warn!(
@@ -90,13 +90,13 @@ pub async fn watch_health(contact: &EngineClient, known: InitialHealth) {
                 }
             }
         }
-        let within = contact.health_timeout();
+        let timeout = contact.health_timeout();
         let (health, counters) =
-            tokio::join!(contact.adapter.health(within), contact.adapter.counters(within));
+            tokio::join!(contact.adapter.health(timeout), contact.adapter.counters(timeout));
         if health == EngineHealth::Gated && contact.model.stub {
             let (engine, generation) = (contact.id.clone(), contact.generation);
             contact.common.send_event(Event::StubGateClosed { engine, generation }).await;
-            held = true;
+            is_gated = true;
             continue;
         }
         match counters {
@@ -111,9 +111,9 @@ pub async fn watch_health(contact: &EngineClient, known: InitialHealth) {
             reports.0.clear_unanswered();
             mute = false;
         }
-        if asked.is_none() && reports.0.unanswered_in_a_row() >= UNANSWERED_BEFORE_PROBE {
+        if canary.is_none() && reports.0.unanswered_in_a_row() >= UNANSWERED_BEFORE_PROBE {
             let patience = contact.common.config.load().timeouts.first_byte.duration().min(MAX_TOKEN_WAIT);
-            asked = Some(Box::pin(contact.adapter.probe(patience)));
+            canary = Some(Box::pin(contact.adapter.probe(patience)));
         }
         let ok = health == EngineHealth::Healthy && !mute;
         if !ok || !was_ok {

@@ -69,13 +69,13 @@ impl BackendTls for RootVerifiedTls {
 }
 
 /// Logs each error once, when it begins.
-fn log_once(backend: &str, trouble: Option<&io::Error>, logged: &Mutex<String>) {
-    let why = trouble.map(ToString::to_string).unwrap_or_default();
+fn log_once(backend: &str, error: Option<&io::Error>, logged: &Mutex<String>) {
+    let reason = error.map(ToString::to_string).unwrap_or_default();
     let mut logged = logged.lock().unwrap_or_else(PoisonError::into_inner);
-    if !why.is_empty() && *logged != why {
-        tracing::warn!(backend, reason = why, "TLS connection to the backend failed");
+    if !reason.is_empty() && *logged != reason {
+        tracing::warn!(backend, reason, "TLS connection to the backend failed");
     }
-    *logged = why;
+    *logged = reason;
 }
 
 /// Adds which roots are trusted, if the issuer is unknown.

@@ -36,9 +36,9 @@ impl IdleGaps {
         let mut sorted = self.0;
         // Unknown pauses sort first.
         sorted.sort_unstable();
-        let known = sorted.iter().flatten().count();
-        let half = known.checked_sub(1)? / 2;
-        sorted.get(MAX_GAPS - known + half).copied().flatten()
+        let known_count = sorted.iter().flatten().count();
+        let half = known_count.checked_sub(1)? / 2;
+        sorted.get(MAX_GAPS - known_count + half).copied().flatten()
     }
 }
 

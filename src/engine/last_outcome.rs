@@ -157,7 +157,7 @@ impl FailureRecord {
     /// Text on what failed and why: "last start failed at 02:42:05.000: exit status 1 (exited:1), 3 failures in a row".
     #[must_use]
     pub fn describe(&self, at: Tick) -> String {
-        let what = match self.stage {
+        let event = match self.stage {
             FailureStage::Starting => "last start failed",
             FailureStage::Waking => "last wake failed",
             FailureStage::Serving => "failed while serving",
@@ -165,7 +165,7 @@ impl FailureRecord {
             FailureStage::Sleeping => "failed while asleep",
         };
         let row = if self.count > 1 { format!(", {} failures in a row", self.count) } else { String::new() };
-        format!("{what} at {at}: {}{row}", self.cause.describe())
+        format!("{event} at {at}: {}{row}", self.cause.describe())
     }
 }
 
@@ -173,16 +173,11 @@ impl LastOutcome {
     /// A failed start as the leader publishes it. `count`: failures in a row.
     #[must_use]
     pub fn failed_start(at: Tick, generation: Generation, cause: FailureCause, count: u32) -> Self {
-        let (doing, symptoms) = (FailureStage::Starting, EngineDiagnostics::default());
+        let (stage, diagnostics) = (FailureStage::Starting, EngineDiagnostics::default());
         Self {
             at,
             generation,
-            outcome: EngineOutcome::Failed(FailureRecord {
-                stage: doing,
-                cause,
-                count,
-                diagnostics: symptoms,
-            }),
+            outcome: EngineOutcome::Failed(FailureRecord { stage, cause, count, diagnostics }),
         }
     }
 
@@ -255,35 +250,31 @@ impl Engine {
         else {
             return self.record_deactivation(next, now);
         };
-        let Some(doing) = FailureStage::of(&self.state) else { return };
+        let Some(stage) = FailureStage::of(&self.state) else { return };
         if *cause == FailureCause::Stopped {
             return self.record_deactivation(next, now);
         }
         let count = 1 + self.failure().map_or(0, |failure| failure.count);
-        let symptoms = std::mem::take(&mut self.diagnostics);
-        let what = EngineOutcome::Failed(FailureRecord {
-            stage: doing,
-            cause: cause.clone(),
-            count,
-            diagnostics: symptoms,
-        });
-        self.last_outcome = Some(LastOutcome { at: now, generation: self.generation, outcome: what });
+        let diagnostics = std::mem::take(&mut self.diagnostics);
+        let outcome =
+            EngineOutcome::Failed(FailureRecord { stage, cause: cause.clone(), count, diagnostics });
+        self.last_outcome = Some(LastOutcome { at: now, generation: self.generation, outcome });
     }
 
     fn record_deactivation(&mut self, next: &LifecycleState, now: Tick) {
         let (LifecycleState::FallingAsleep { .. } | LifecycleState::Stopping { .. }) = next else { return };
-        let why = match &self.state {
+        let reason = match &self.state {
             LifecycleState::Draining { reason: why, .. } => Some(*why),
             LifecycleState::Asleep { .. } => None,
             // A start that was given up leaves the outcome before it in place.
             _ => return,
         };
-        let to =
-            self.yielded_to.as_ref().filter(|_| why == Some(CloseReason::Turn)).map(|to| to.model.clone());
+        let successor =
+            self.yielded_to.as_ref().filter(|_| reason == Some(CloseReason::Turn)).map(|to| to.model.clone());
         self.last_outcome = Some(LastOutcome {
             at: now,
             generation: self.generation,
-            outcome: EngineOutcome::Deactivated { reason: why, successor: to },
+            outcome: EngineOutcome::Deactivated { reason, successor },
         });
     }
 
@@ -343,15 +334,15 @@ impl Engine {
     /// Records diagnostics of an engine that does not serve.
     ///
     /// If its generation has just failed, they belong to that failure.
-    pub fn record_diagnostics(&mut self, symptoms: &EngineDiagnostics) {
+    pub fn record_diagnostics(&mut self, diagnostics: &EngineDiagnostics) {
         let generation = self.generation;
         match &mut self.last_outcome {
             Some(LastOutcome { generation: of, outcome: EngineOutcome::Failed(failure), .. })
                 if *of == generation =>
             {
-                failure.diagnostics.merge(symptoms);
+                failure.diagnostics.merge(diagnostics);
             }
-            _ => self.diagnostics.merge(symptoms),
+            _ => self.diagnostics.merge(diagnostics),
         }
     }
 }
@@ -375,13 +366,13 @@ mod tests {
     #[test]
     fn failures_in_a_row_are_counted_and_keep_what_the_engine_said() {
         let mut engine = engine(LifecycleState::Loading);
-        let said = |line: &str| EngineDiagnostics {
+        let diagnostics = |line: &str| EngineDiagnostics {
             last_line: Some(line.to_owned()),
             ..EngineDiagnostics::default()
         };
-        engine.record_diagnostics(&said("No module named\t'llama_cpp'\n"));
-        let gone = LifecycleState::Backoff { until: Tick(0), cause: FailureCause::Exited(1) };
-        engine.transition_to(gone.clone(), Tick(1000));
+        engine.record_diagnostics(&diagnostics("No module named\t'llama_cpp'\n"));
+        let backoff = LifecycleState::Backoff { until: Tick(0), cause: FailureCause::Exited(1) };
+        engine.transition_to(backoff.clone(), Tick(1000));
         assert_eq!(described(&engine), "last start failed at 00:00:01.000: exit status 1 (exited:1)");
         let line =
             |engine: &Engine| engine.failure().and_then(|failure| failure.diagnostics.last_line.clone());
@@ -398,8 +389,8 @@ mod tests {
             "of the life before"
         );
         engine.transition_to(LifecycleState::Stopping { cause: FailureCause::Timeout }, Tick(2000));
-        engine.record_diagnostics(&said("Loading"));
-        engine.transition_to(gone, Tick(3000));
+        engine.record_diagnostics(&diagnostics("Loading"));
+        engine.transition_to(backoff, Tick(3000));
         let failure = engine.failure().unwrap();
         assert_eq!((failure.count, &failure.cause), (2, &FailureCause::Timeout));
         assert_eq!(failure.diagnostics.describe(), "; last probe: status 503; last output: Loading");
@@ -407,8 +398,8 @@ mod tests {
 
     #[test]
     fn who_had_the_memory_next_is_remembered() {
-        let draining = |why| LifecycleState::Draining {
-            reason: why,
+        let draining = |reason| LifecycleState::Draining {
+            reason,
             after_drain: AfterDrain::Stop,
             revoked: false,
             drained: true,

@@ -14,9 +14,9 @@ impl TurnClients {
     /// Records a client while there is room for one more.
     pub fn record(&mut self, client: u64) {
         if !self.0.contains(&client)
-            && let Some(place) = self.0.iter_mut().find(|place| **place == 0)
+            && let Some(slot) = self.0.iter_mut().find(|slot| **slot == 0)
         {
-            *place = client;
+            *slot = client;
         }
     }
 

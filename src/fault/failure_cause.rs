@@ -88,7 +88,7 @@ impl FailureCause {
     /// Text for people, with the class, under which the operators' page explains it.
     #[must_use]
     pub fn describe(&self) -> String {
-        let words = match self {
+        let description = match self {
             Self::OutOfMemory => "not enough accelerator memory",
             Self::PortTaken => "the engine's port was already in use",
             Self::CommandNotFound => "the engine's command does not exist",
@@ -122,7 +122,7 @@ impl FailureCause {
             Self::InsufficientRoom => "the engine's Pod was placed on accelerators without room",
             Self::PodNotRunnable => "the engine's Pod cannot run",
         };
-        format!("{words} ({self})")
+        format!("{description} ({self})")
     }
 }
 

@@ -78,13 +78,13 @@ pub struct MemoryShortage {
 impl std::fmt::Display for MemoryShortage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { model, memory, available, permanent: never, wait } = self;
-        let why = &wait.waited_for;
+        let reason = &wait.waited_for;
         if *never {
-            return write!(f, "Model '{model}' fits nowhere, even with all other models evicted: {why}");
+            return write!(f, "Model '{model}' fits nowhere, even with all other models evicted: {reason}");
         }
         write!(f, "Cannot schedule {model}: insufficient memory ({memory} needed, {available} free)")?;
-        if !why.is_empty() {
-            write!(f, ": {why}")?;
+        if !reason.is_empty() {
+            write!(f, ": {reason}")?;
         }
         f.write_str(&wait_expired_suffix(wait))
     }
@@ -100,8 +100,8 @@ pub(super) fn not_ready_message(model: &ModelName, cause: &FailureCause, wait: &
             format!("Model '{model}' was not ready after {waited}{when}: {waited_for}")
         }
         cause => {
-            let why = if waited_for.is_empty() { cause.describe() } else { waited_for.clone() };
-            format!("Model '{model}' failed to become ready: {why}{}", wait_expired_suffix(wait))
+            let reason = if waited_for.is_empty() { cause.describe() } else { waited_for.clone() };
+            format!("Model '{model}' failed to become ready: {reason}{}", wait_expired_suffix(wait))
         }
     }
 }
@@ -115,6 +115,6 @@ fn wait_expired_suffix(wait: &WaitDetails) -> String {
 
 /// Text on what the queued requests wait for.
 pub(super) fn queue_full_suffix(message: &str, wait: &WaitDetails) -> String {
-    let why = Some(&wait.waited_for).filter(|why| !why.is_empty() && *why != message);
-    why.map(|why| format!(": {why}")).unwrap_or_default() + &wait_expired_suffix(wait)
+    let reason = Some(&wait.waited_for).filter(|reason| !reason.is_empty() && *reason != message);
+    reason.map(|reason| format!(": {reason}")).unwrap_or_default() + &wait_expired_suffix(wait)
 }

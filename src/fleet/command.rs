@@ -185,7 +185,7 @@ impl fmt::Display for Command {
             Self::Refuse { waiter, fault } => write!(f, "refuse waiter {}: {fault}", waiter.0),
             Self::FinishOperation { operation, outcome } => match outcome {
                 Ok(()) => write!(f, "order {} is done", operation.0),
-                Err(why) => write!(f, "order {} failed: {why}", operation.0),
+                Err(error) => write!(f, "order {} failed: {error}", operation.0),
             },
         }
     }

@@ -161,18 +161,18 @@ impl Dispatch {
     /// Decides grants and refusals. Canaries and probes go through the draft, since they change engines.
     pub(in crate::fleet) fn decide(
         &self,
-        draft: &mut PlanBuilder<'_>,
+        builder: &mut PlanBuilder<'_>,
         verdicts: &WaiterVerdicts,
         now: Tick,
     ) -> Vec<Command> {
         let mut out = Vec::new();
         for (model, queue) in self.queues.iter().filter(|(_, queue)| !queue.is_empty()) {
-            let seats = WaiterAssigner::for_model(draft, model);
-            if seats.is_full() {
+            let assigner = WaiterAssigner::for_model(builder, model);
+            if assigner.is_full() {
                 continue;
             }
-            for seated in seats.assign(queue.in_fair_order()) {
-                grant(&seated, draft, &mut out);
+            for assigned in assigner.assign(queue.in_fair_order()) {
+                grant(&assigned, builder, &mut out);
             }
         }
         let granted = out.iter().filter_map(|command| match command {
@@ -180,39 +180,40 @@ impl Dispatch {
             _ => None,
         });
         let granted: BTreeSet<WaiterId> = granted.collect();
-        let crowds = self.overflow(granted.clone(), draft);
+        let overflow = self.overflow(granted.clone(), builder);
         for (model, queue) in &self.queues {
-            let crowded = !crowds.is_empty() && queue.waiter_ids().any(|id| crowds.contains(id));
-            if verdicts.refuses(model) || queue.has_expired_waiter(now) || crowded {
-                let left = queue.in_fair_order().filter(|waiter| !granted.contains(&waiter.id));
-                refuse(model, left, &crowds, verdicts, now, &mut out);
+            let overflowing = !overflow.is_empty() && queue.waiter_ids().any(|id| overflow.contains(id));
+            if verdicts.refuses(model) || queue.has_expired_waiter(now) || overflowing {
+                let ungranted = queue.in_fair_order().filter(|waiter| !granted.contains(&waiter.id));
+                refuse(model, ungranted, &overflow, verdicts, now, &mut out);
             }
         }
-        for engine in draft.engines_awaiting_probe() {
-            draft.probe(&engine);
+        for engine in builder.engines_awaiting_probe() {
+            builder.probe(&engine);
         }
         out
     }
 
     /// Selects the waiters to refuse because a queue is too long: first per model, then over all models.
-    fn overflow(&self, mut gone: BTreeSet<WaiterId>, draft: &PlanBuilder<'_>) -> QueueOverflow {
-        let mut own = BTreeSet::new();
+    fn overflow(&self, mut excluded: BTreeSet<WaiterId>, builder: &PlanBuilder<'_>) -> QueueOverflow {
+        let mut beyond_model_limit = BTreeSet::new();
         for (model, queue) in self.queues.iter().filter(|(_, queue)| !queue.is_empty()) {
             // Checked first, because queues are hardly ever that long.
-            if let Some(most) = draft.max_waiting_for(model).filter(|most| queue.len() > *most) {
-                let staying: Vec<&Waiter> = queue.in_fair_order().filter(|w| !gone.contains(&w.id)).collect();
-                own.extend(overflowing_waiters(&staying, most));
+            if let Some(most) = builder.max_waiting_for(model).filter(|most| queue.len() > *most) {
+                let remaining: Vec<&Waiter> =
+                    queue.in_fair_order().filter(|w| !excluded.contains(&w.id)).collect();
+                beyond_model_limit.extend(overflowing_waiters(&remaining, most));
             }
         }
-        gone.extend(&own);
-        let most = draft.max_waiting();
-        if self.waiters.len() - gone.len() <= most {
-            return QueueOverflow { beyond_model_limit: own, beyond_total_limit: BTreeSet::new() };
+        excluded.extend(&beyond_model_limit);
+        let most = builder.max_waiting();
+        if self.waiters.len() - excluded.len() <= most {
+            return QueueOverflow { beyond_model_limit, beyond_total_limit: BTreeSet::new() };
         }
-        let staying = self.waiters.values().map(|w| &**w).filter(|w| !gone.contains(&w.id));
+        let remaining = self.waiters.values().map(|w| &**w).filter(|w| !excluded.contains(&w.id));
         QueueOverflow {
-            beyond_model_limit: own,
-            beyond_total_limit: overflowing_waiters(&staying.collect::<Vec<_>>(), most),
+            beyond_model_limit,
+            beyond_total_limit: overflowing_waiters(&remaining.collect::<Vec<_>>(), most),
         }
     }
 }
@@ -239,8 +240,8 @@ impl QueueOverflow {
 ///
 /// Otherwise one key that fills the queue would keep all others out of it.
 fn overflowing_waiters(waiters: &[&Waiter], most: usize) -> BTreeSet<WaiterId> {
-    let crowd = waiters.len().saturating_sub(most);
-    if crowd == 0 {
+    let excess = waiters.len().saturating_sub(most);
+    if excess == 0 {
         return BTreeSet::new();
     }
     // By arrival, not by number: a request that returns to the queue has a new number and its old arrival.
@@ -248,20 +249,21 @@ fn overflowing_waiters(waiters: &[&Waiter], most: usize) -> BTreeSet<WaiterId> {
     for waiter in waiters {
         keys.entry(&waiter.key).or_default().push((waiter.arrived, waiter.id));
     }
-    keys.values_mut().for_each(|places| places.sort_unstable());
-    let largest = || keys.values_mut().max_by_key(|places| (places.len(), places.last().copied()))?.pop();
-    std::iter::from_fn(largest).map(|(_, id)| id).take(crowd).collect()
+    keys.values_mut().for_each(|arrivals| arrivals.sort_unstable());
+    let largest =
+        || keys.values_mut().max_by_key(|arrivals| (arrivals.len(), arrivals.last().copied()))?.pop();
+    std::iter::from_fn(largest).map(|(_, id)| id).take(excess).collect()
 }
 
 /// Grants a lease. An engine that must prove itself opens its gate for its canary.
-fn grant(seated: &AssignedWaiter<'_>, draft: &mut PlanBuilder<'_>, out: &mut Vec<Command>) {
-    let AssignedWaiter { waiter, engine, canary } = seated;
-    let (generation, canary) = (draft.generation(engine), *canary);
-    if canary && matches!(draft.admission(engine), Admission::Closed | Admission::AwaitingStub) {
-        draft.emit(Command::OpenGate { engine: engine.clone(), generation, public: false });
+fn grant(assigned: &AssignedWaiter<'_>, builder: &mut PlanBuilder<'_>, out: &mut Vec<Command>) {
+    let AssignedWaiter { waiter, engine, canary } = assigned;
+    let (generation, canary) = (builder.generation(engine), *canary);
+    if canary && matches!(builder.admission(engine), Admission::Closed | Admission::AwaitingStub) {
+        builder.emit(Command::OpenGate { engine: engine.clone(), generation, public: false });
     }
     let grant = Command::Grant { waiter: waiter.id, engine: engine.clone(), generation, canary };
-    draft.record(&grant);
+    builder.record(&grant);
     out.push(grant);
 }
 
@@ -269,27 +271,27 @@ fn grant(seated: &AssignedWaiter<'_>, draft: &mut PlanBuilder<'_>, out: &mut Vec
 fn refuse<'w>(
     model: &ModelName,
     queue: impl Iterator<Item = &'w Waiter>,
-    crowds: &QueueOverflow,
+    overflow: &QueueOverflow,
     verdicts: &WaiterVerdicts,
     now: Tick,
     out: &mut Vec<Command>,
 ) {
-    let all = verdicts.refuses(model);
+    let refuses_all = verdicts.refuses(model);
     for (index, waiter) in queue.enumerate() {
-        let (late, crowded) = (waiter.deadline <= now, crowds.contains(waiter.id));
-        if !(all || late || crowded) {
+        let (expired, overflowing) = (waiter.deadline <= now, overflow.contains(waiter.id));
+        if !(refuses_all || expired || overflowing) {
             continue;
         }
         let wait = WaitDetails {
             waited: now.since(waiter.arrived),
             position: u32::try_from(index + 1).unwrap_or(u32::MAX),
-            expired_limit: late.then(|| verdicts.wait_limit(waiter)),
+            expired_limit: expired.then(|| verdicts.wait_limit(waiter)),
             ..verdicts.wait_details(model)
         };
         let fault = match verdicts.refusal(model, &wait) {
             Some(fault) => fault,
-            None if late => verdicts.deadline_fault(model, wait),
-            None if crowds.beyond_model_limit.contains(&waiter.id) => {
+            None if expired => verdicts.deadline_fault(model, wait),
+            None if overflow.beyond_model_limit.contains(&waiter.id) => {
                 let message = format!("too many requests wait for '{model}' (the model's queue.maxWaiting)");
                 Fault::QueueFull { message, wait }
             }

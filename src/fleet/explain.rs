@@ -140,11 +140,11 @@ impl ModelReason {
 
     /// Converts a reason computed here into one for a follower, which refuses only what is certain.
     ///
-    /// `settled`: no decision is pending for any model; `runs`: an engine of the model has a process. The leader may
+    /// `decided`: no decision is pending for any model; `runs`: an engine of the model has a process. The leader may
     /// know more, which could make a refusal wrong.
-    pub(in crate::fleet) fn into_follower_forecast(mut self, settled: bool, runs: bool, now: Tick) -> Self {
-        let certain = match &self.class {
-            ReasonClass::Memory { .. } => settled,
+    pub(in crate::fleet) fn into_follower_forecast(mut self, decided: bool, runs: bool, now: Tick) -> Self {
+        let is_certain = match &self.class {
+            ReasonClass::Memory { .. } => decided,
             ReasonClass::Unplaceable { .. } => !runs,
             // The leader published this failure, and it holds during the back-off.
             ReasonClass::Failed { .. } if self.retry_after.is_some_and(|at| at > now) => true,
@@ -155,7 +155,7 @@ impl ModelReason {
             }
             ReasonClass::Starting | ReasonClass::AtCapacity => false,
         };
-        Self { refuses_waiters: self.refuses_waiters && certain, ..self }
+        Self { refuses_waiters: self.refuses_waiters && is_certain, ..self }
     }
 
     pub(in crate::fleet) fn wait_details(&self, now: Tick) -> WaitDetails {
@@ -237,12 +237,12 @@ impl PlanBuilder<'_> {
         let Some(e) = self.engine(id) else {
             return ModelReason::default();
         };
-        let held = self.planner.ledger.booked_bytes(id);
-        let by = e.deadline(Some(spec), held, &self.planner.settings.timeouts).unwrap_or(e.since);
-        let what = if e.cold_start { "launched" } else { "woken" };
+        let reserved = self.planner.ledger.booked_bytes(id);
+        let by = e.deadline(Some(spec), reserved, &self.planner.settings.timeouts).unwrap_or(e.since);
+        let action = if e.cold_start { "launched" } else { "woken" };
         let probe = e.diagnostics.for_clients();
         let failed = self.last_failure_text(id);
-        let text = format!("the engine is being {what} ({}), timeout at {by}{probe}{failed}", e.state);
+        let text = format!("the engine is being {action} ({}), timeout at {by}{probe}{failed}", e.state);
         let mut reason = ModelReason::starting(&text);
         reason.admin_details = e.diagnostics.for_admin();
         // The usual duration is a useful retry time; the deadline is not.
@@ -254,7 +254,7 @@ impl PlanBuilder<'_> {
 
     /// Text on the last failure, if the engine has not served since; appended to its reason.
     fn last_failure_text(&self, id: &EngineId) -> String {
-        let words = |e: &Engine| Some(e.failure()?.describe(e.last_outcome.as_ref()?.at));
-        self.engine(id).and_then(words).map(|words| format!("; {words}")).unwrap_or_default()
+        let describe = |e: &Engine| Some(e.failure()?.describe(e.last_outcome.as_ref()?.at));
+        self.engine(id).and_then(describe).map(|failure| format!("; {failure}")).unwrap_or_default()
     }
 }

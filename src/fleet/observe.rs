@@ -38,7 +38,7 @@ impl Planner {
         match event {
             Event::Configured { configuration } => self.configure(configuration, now),
             Event::MeasurementsRestored { model, learned } => {
-                self.update_learned(model, |known| *known = *learned);
+                self.update_learned(model, |measurements| *measurements = *learned);
             }
             Event::FailureRestored { engine, fingerprint, at, failure } => {
                 self.restore_failure(engine, *fingerprint, *at, failure);
@@ -105,14 +105,14 @@ impl Planner {
             Some(engine) if engine.generation == generation => {}
             _ => return,
         }
-        let own = matches!(
+        let is_local = matches!(
             event,
             Event::GateSampled { .. }
                 | Event::EjectionChanged { .. }
                 | Event::StubGateClosed { .. }
                 | Event::StubGateOpened { .. }
         );
-        if self.role == LeadershipRole::Follower && !own {
+        if self.role == LeadershipRole::Follower && !is_local {
             // A follower learns the lifecycle from the leader; an outcome of an earlier command may contradict that.
             return;
         }
@@ -204,8 +204,9 @@ impl Planner {
             && last > Tick(0)
             && let Some(model) = Arc::make_mut(&mut self.models).get_mut(model)
         {
-            let seen = now.since(last);
-            model.usual_gap = Some(model.usual_gap.map_or(seen, |gap| Millis((gap.0 * 3 + seen.0) / 4)));
+            let latest_gap = now.since(last);
+            model.usual_gap =
+                Some(model.usual_gap.map_or(latest_gap, |gap| Millis((gap.0 * 3 + latest_gap.0) / 4)));
         }
     }
 

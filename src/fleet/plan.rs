@@ -246,20 +246,20 @@ pub(in crate::fleet) fn is_outdated(e: &Engine, spec: &ModelSpec) -> bool {
 }
 
 impl Planner {
-    pub(in crate::fleet) fn report(&self, why: &ReportInputs) -> Report {
-        let line = |name: &ModelName| {
-            let QueueDemand { waiting, remote: elsewhere, .. } =
-                why.demand.get(name).copied().unwrap_or_default();
+    pub(in crate::fleet) fn report(&self, inputs: &ReportInputs) -> Report {
+        let model_report = |name: &ModelName| {
+            let QueueDemand { waiting, remote: remote_waiting, .. } =
+                inputs.demand.get(name).copied().unwrap_or_default();
             let state = self.model_state(name);
             let leases = self.leases_of(name);
-            let sought = || self.explain_contended(name, &why.reasons);
-            let reason = why.reasons.get(name).cloned().or_else(sought);
+            let contended = || self.explain_contended(name, &inputs.reasons);
+            let reason = inputs.reasons.get(name).cloned().or_else(contended);
             let reason = reason.unwrap_or_else(|| self.explain_without_demand(name));
-            let (wait, last) = (reason.wait_details(why.now), self.last_outcome_of(name).cloned());
+            let (wait, last) = (reason.wait_details(inputs.now), self.last_outcome_of(name).cloned());
             ModelReport {
                 state,
                 waiting,
-                remote_waiting: elsewhere,
+                remote_waiting,
                 leases,
                 wait,
                 last_outcome: last,
@@ -268,7 +268,7 @@ impl Planner {
         };
         let accounts = &self.ledger.accelerators;
         Report {
-            models: self.models.keys().map(|name| (name.clone(), line(name))).collect(),
+            models: self.models.keys().map(|name| (name.clone(), model_report(name))).collect(),
             accelerators: accounts.iter().filter_map(|(id, a)| Some((id.clone(), a.problem()?))).collect(),
         }
     }

@@ -139,16 +139,16 @@ impl ModelState {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (model, line) in &self.models {
-            let ModelReport { waiting, remote_waiting: elsewhere, leases, reason, .. } = line;
-            write!(f, "{model}: {}, {waiting} waiting, ", line.state.as_str())?;
-            if *elsewhere > 0 {
-                write!(f, "{elsewhere} of them at other gateways, ")?;
+        for (model, report) in &self.models {
+            let ModelReport { waiting, remote_waiting, leases, reason, .. } = report;
+            write!(f, "{model}: {}, {waiting} waiting, ", report.state.as_str())?;
+            if *remote_waiting > 0 {
+                write!(f, "{remote_waiting} of them at other gateways, ")?;
             }
             writeln!(f, "{}: {reason}", pluralize(leases, "lease"))?;
         }
-        for (accelerator, why) in &self.accelerators {
-            writeln!(f, "{accelerator}: {why}")?;
+        for (accelerator, reason) in &self.accelerators {
+            writeln!(f, "{accelerator}: {reason}")?;
         }
         Ok(())
     }

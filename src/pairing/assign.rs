@@ -36,18 +36,19 @@ impl NodePlanBuilder<'_> {
             return None;
         }
         let going = requester.observed.deleting_since.is_some() || requester.observed.terminated;
-        if let Some(why) =
+        if let Some(reason) =
             requester.delete_issued.or_else(|| self.requester_delete_reason(id, requester)).filter(|_| !going)
         {
-            return Some(RequesterStep::Delete { reason: why });
+            return Some(RequesterStep::Delete { reason });
         }
-        let wanted = self.needs_finalizer(id);
-        if requester.observed.finalizer != wanted && (!wanted || requester.observed.deleting_since.is_none())
+        let present = self.needs_finalizer(id);
+        if requester.observed.finalizer != present
+            && (!present || requester.observed.deleting_since.is_none())
         {
-            return Some(RequesterStep::SetFinalizer { present: wanted });
+            return Some(RequesterStep::SetFinalizer { present });
         }
         if requester.observed.deleting_since.is_some()
-            && !wanted
+            && !present
             && requester.is_stub_reachable()
             && !requester.released
         {
@@ -69,10 +70,11 @@ impl NodePlanBuilder<'_> {
         id: &RequesterId,
         requester: &PairingRequester,
     ) -> Option<RequesterDeleteReason> {
-        let faulty =
-            |a: &AcceleratorId| self.node.accelerators.get(a).is_some_and(|known| !known.facts.healthy);
+        let faulty = |a: &AcceleratorId| {
+            self.node.accelerators.get(a).is_some_and(|accelerator| !accelerator.facts.healthy)
+        };
         match requester.delete_reason {
-            Some(why) => Some(why),
+            Some(reason) => Some(reason),
             None if !self.node.exists => Some(RequesterDeleteReason::NodeGone),
             None if requester.accelerators.iter().any(faulty) => {
                 Some(RequesterDeleteReason::AcceleratorFaulty)
@@ -103,12 +105,12 @@ impl NodePlanBuilder<'_> {
     /// Assigns engines to requesters without one, oldest first. A requester that waits for accelerators keeps later
     /// requesters from them.
     pub(super) fn assign_engines(&mut self) {
-        let mut line: Vec<_> =
+        let mut waiting: Vec<_> =
             self.node.requesters.iter().filter(|(_, requester)| requester.stays()).collect();
-        line.sort_by_key(|(id, requester)| (requester.observed.created, (*id).clone()));
-        let line: Vec<RequesterId> = line.into_iter().map(|(id, _)| id.clone()).collect();
-        let mut taken: BTreeSet<AcceleratorId> = BTreeSet::new();
-        for id in line {
+        waiting.sort_by_key(|(id, requester)| (requester.observed.created, (*id).clone()));
+        let waiting: Vec<RequesterId> = waiting.into_iter().map(|(id, _)| id.clone()).collect();
+        let mut claimed: BTreeSet<AcceleratorId> = BTreeSet::new();
+        for id in waiting {
             let Some(requester) = self.node.requesters.get(&id).cloned() else { continue };
             let reason = if let Some(engine) = self.node.engine_of(&id) {
                 (engine.state != PairingEngineState::Awake).then(|| format!("the engine is {}", engine.state))
@@ -117,18 +119,19 @@ impl NodePlanBuilder<'_> {
             } else if !self.node.exists || self.node.facts.cordoned {
                 Some("the node is cordoned or gone".to_owned())
             } else if requester.not_before > self.now() {
-                let last = requester.last_failure.map(|why| format!(", the last: {why}")).unwrap_or_default();
+                let last_failure =
+                    requester.last_failure.map(|reason| format!(", the last: {reason}")).unwrap_or_default();
                 let starts = match requester.failures {
                     1 => "1 start".to_owned(),
                     n => format!("{n} starts"),
                 };
-                Some(format!("{starts} failed{last}; the next start is at {}", requester.not_before))
-            } else if let Some(a) = requester.accelerators.iter().find(|a| taken.contains(*a)) {
+                Some(format!("{starts} failed{last_failure}; the next start is at {}", requester.not_before))
+            } else if let Some(a) = requester.accelerators.iter().find(|a| claimed.contains(*a)) {
                 Some(format!("an older requester waits for {a}"))
             } else {
                 let reason = self.wake_or_start(&id, &requester);
                 if reason.is_some() {
-                    taken.extend(requester.accelerators.iter().cloned());
+                    claimed.extend(requester.accelerators.iter().cloned());
                 }
                 reason
             };
@@ -141,26 +144,26 @@ impl NodePlanBuilder<'_> {
     /// Wakes or launches the requested engine. Returns the reason if that must wait.
     fn wake_or_start(&mut self, id: &RequesterId, requester: &PairingRequester) -> Option<String> {
         let engine = self.node.requested_engine_id(requester);
-        let own = self.node.engines.get(&engine).map(|sleeper| sleeper.provider.clone());
-        let starts = own.is_none();
-        let provider = own.unwrap_or_else(|| self.node.provider_for(&engine));
+        let existing_provider = self.node.engines.get(&engine).map(|sleeper| sleeper.provider.clone());
+        let starts = existing_provider.is_none();
+        let provider = existing_provider.unwrap_or_else(|| self.node.provider_for(&engine));
         if let Some(reason) = self.replace_other_build(&provider, requester.observed.requested.build) {
             return Some(reason);
         }
         if let Some(sleeper) = self.node.engines.get(&engine) {
             if !sleeper.is_evictable() {
-                let why = if let PairingEngineState::Stopping { reason: why, .. } = sleeper.state {
-                    Some(why)
+                let stop_reason = if let PairingEngineState::Stopping { reason, .. } = sleeper.state {
+                    Some(reason)
                 } else {
                     None
                 };
-                let why = why.map(|why| format!(": {why}")).unwrap_or_default();
-                return Some(format!("the requested engine is {}{why}", sleeper.state));
+                let suffix = stop_reason.map(|reason| format!(": {reason}")).unwrap_or_default();
+                return Some(format!("the requested engine is {}{suffix}", sleeper.state));
             }
             if requester.observed.requested.level == SleepLevelPolicy::OneOrStop && sleeper.is_at_level_2() {
-                let why = EngineStopReason::LoraAdapters;
-                self.push_engine_step(&engine, EngineStep::Stop { reason: why });
-                return Some(format!("the requested engine is being stopped: {why}"));
+                let reason = EngineStopReason::LoraAdapters;
+                self.push_engine_step(&engine, EngineStep::Stop { reason });
+                return Some(format!("the requested engine is being stopped: {reason}"));
             }
         } else if let Some(reason) = self.ensure_provider(&provider, id) {
             return Some(reason);
@@ -168,11 +171,11 @@ impl NodePlanBuilder<'_> {
         if !requester.is_stub_reachable() {
             return Some("the stub is not running".to_owned());
         }
-        let ask = &requester.observed.requested;
-        let sizes = self.node.engines.get(&engine).map_or(ask.sizes, |sleeper| sleeper.sizes);
+        let requested = &requester.observed.requested;
+        let sizes = self.node.engines.get(&engine).map_or(requested.sizes, |sleeper| sleeper.sizes);
         let new = IncomingEngine { engine: &engine, sizes };
-        let rooms = self.fit_check();
-        match if starts { rooms.start_fit(&new, &provider) } else { rooms.memory_fit(&new) } {
+        let fit_check = self.fit_check();
+        match if starts { fit_check.start_fit(&new, &provider) } else { fit_check.memory_fit(&new) } {
             FitResult::Fits if !requester.is_gated() => {
                 Some("the stub's gate is not confirmed closed".to_owned())
             }
@@ -182,8 +185,8 @@ impl NodePlanBuilder<'_> {
             }
             FitResult::Evict(sleepers) => {
                 let names: Vec<String> = sleepers.iter().map(|(sleeper, _)| sleeper.to_string()).collect();
-                for (sleeper, why) in sleepers {
-                    self.push_engine_step(&sleeper, EngineStep::Stop { reason: why });
+                for (sleeper, reason) in sleepers {
+                    self.push_engine_step(&sleeper, EngineStep::Stop { reason });
                 }
                 Some(format!("making room by stopping {}", names.join(" and ")))
             }
@@ -193,19 +196,25 @@ impl NodePlanBuilder<'_> {
 
     /// Ensures that a launcher exists and is ready. Of a direct provider, ensures that no Pod with its name exists.
     /// Returns the reason if the engine must wait.
-    fn ensure_provider(&mut self, provider: &ProviderId, asker: &RequesterId) -> Option<String> {
-        let asked = self.node.requesters.get(asker).and_then(|asker| asker.observed.requested.build);
-        let known = self.node.providers.get(provider);
+    fn ensure_provider(&mut self, provider: &ProviderId, requester: &RequesterId) -> Option<String> {
+        let requested_build =
+            self.node.requesters.get(requester).and_then(|record| record.observed.requested.build);
+        let provider_record = self.node.providers.get(provider);
         if !provider.is_launcher() {
-            return known.map(|_| "the former Pod of the same name still exists".to_owned());
+            return provider_record.map(|_| "the former Pod of the same name still exists".to_owned());
         }
-        match known {
-            None => Some(self.launcher_backoff_reason(provider, asked).unwrap_or_else(|| {
-                self.push_provider_step(provider, ProviderStep::Create { requester: Some(asker.clone()) });
+        match provider_record {
+            None => Some(self.launcher_backoff_reason(provider, requested_build).unwrap_or_else(|| {
+                self.push_provider_step(
+                    provider,
+                    ProviderStep::Create { requester: Some(requester.clone()) },
+                );
                 "the launcher is being created".to_owned()
             })),
-            Some(known) if known.deleting => Some("the launcher is being deleted".to_owned()),
-            Some(known) if known.phase != ProviderPhase::Ready => {
+            Some(provider_record) if provider_record.deleting => {
+                Some("the launcher is being deleted".to_owned())
+            }
+            Some(provider_record) if provider_record.phase != ProviderPhase::Ready => {
                 Some("the launcher is not ready".to_owned())
             }
             Some(_) => None,
@@ -214,55 +223,64 @@ impl NodePlanBuilder<'_> {
 
     /// Deletes a launcher whose build differs from the requested one. A launcher with a bound engine stays. Returns the
     /// reason if the builds differ.
-    fn replace_other_build(&mut self, id: &ProviderId, asked: Option<LauncherBuild>) -> Option<String> {
-        let known = self.node.providers.get(id).filter(|known| !known.deleting)?;
-        if known.build? == asked? {
+    fn replace_other_build(
+        &mut self,
+        id: &ProviderId,
+        requested_build: Option<LauncherBuild>,
+    ) -> Option<String> {
+        let launcher = self.node.providers.get(id).filter(|launcher| !launcher.deleting)?;
+        if launcher.build? == requested_build? {
             return None;
         }
-        let what = "the launcher was created from another LauncherConfig or from an older version of it";
+        let cause = "the launcher was created from another LauncherConfig or from an older version of it";
         if let Some(bound) = self.node.bound_in(id) {
-            return Some(format!("{what}, and {} is {} there", bound.id, bound.state));
+            return Some(format!("{cause}, and {} is {} there", bound.id, bound.state));
         }
-        let uid = known.uid.clone();
+        let uid = launcher.uid.clone();
         self.push_provider_step(id, ProviderStep::Delete { uid, reason: LauncherDeleteReason::Replaced });
-        Some(format!("{what}, and is being replaced"))
+        Some(format!("{cause}, and is being replaced"))
     }
 
     fn bind_engine(&mut self, id: &RequesterId, requester: &PairingRequester, engine: PairingEngineId) {
-        let ask = &requester.observed.requested;
+        let requested = &requester.observed.requested;
         let record = if let Some(sleeper) = self.node.engines.get(&engine) {
             // The present requester decides how the engine sleeps next time.
-            let (requester, level, stop_after) = (Some(id.clone()), ask.level, ask.stop_after);
+            let (requester, level, stop_after) = (Some(id.clone()), requested.level, requested.stop_after);
             EngineRecord { requester, level, stop_after, ..sleeper.record(sleeper.last_used) }
         } else {
             EngineRecord {
                 engine: engine.clone(),
                 generation: self.next_generation(),
-                sizes: ask.sizes,
-                level: ask.level,
-                stop_after: ask.stop_after,
+                sizes: requested.sizes,
+                level: requested.level,
+                stop_after: requested.stop_after,
                 requester: Some(id.clone()),
                 last_used: self.now(),
             }
         };
-        let made = !self.node.engines.contains_key(&engine) && engine.mode != ProviderMode::Launcher;
+        let creates_pod = !self.node.engines.contains_key(&engine) && engine.mode != ProviderMode::Launcher;
         self.push_engine_step(
             &engine,
-            if made { EngineStep::Create { record } } else { EngineStep::Bind { record } },
+            if creates_pod { EngineStep::Create { record } } else { EngineStep::Bind { record } },
         );
     }
 
     /// Why no launcher is created there yet. A failure of one build does not delay another.
-    fn launcher_backoff_reason(&self, id: &ProviderId, asked: Option<LauncherBuild>) -> Option<String> {
-        let known = id.accelerators.iter().find_map(|a| self.node.accelerators.get(a))?;
-        let other = known.crashed_build.is_some_and(|crashed| {
-            asked.is_some_and(|asked| asked != crashed)
-                || self.context.build_policies.get(&crashed).is_some_and(|terms| terms.obsolete)
+    fn launcher_backoff_reason(
+        &self,
+        id: &ProviderId,
+        requested_build: Option<LauncherBuild>,
+    ) -> Option<String> {
+        let accelerator = id.accelerators.iter().find_map(|a| self.node.accelerators.get(a))?;
+        let other = accelerator.crashed_build.is_some_and(|crashed| {
+            requested_build.is_some_and(|requested| requested != crashed)
+                || self.context.build_policies.get(&crashed).is_some_and(|policy| policy.obsolete)
         });
-        let last = if known.never_ready { "was never ready" } else { "had an engine that did not stop" };
-        (known.not_before > self.now() && !other).then(|| {
-            let next = known.not_before;
-            let failed = match known.crashes {
+        let last =
+            if accelerator.never_ready { "was never ready" } else { "had an engine that did not stop" };
+        (accelerator.not_before > self.now() && !other).then(|| {
+            let next = accelerator.not_before;
+            let failed = match accelerator.crashes {
                 1 => "1 launcher failed: it".to_owned(),
                 n => format!("{n} launchers failed, the last"),
             };
@@ -273,20 +291,26 @@ impl NodePlanBuilder<'_> {
     /// Creates a launcher on each accelerator that wants one, and deletes useless launchers.
     pub(super) fn plan_launchers(&mut self) {
         let takes = self.node.exists && !self.node.facts.cordoned;
-        let wanted = |known: &PairingAccelerator| takes && known.facts.wants_launcher && known.facts.healthy;
-        let missing = self.node.accelerators.iter().filter(|(_, known)| wanted(known));
+        let wants_launcher = |accelerator: &PairingAccelerator| {
+            takes && accelerator.facts.wants_launcher && accelerator.facts.healthy
+        };
+        let missing = self.node.accelerators.iter().filter(|(_, accelerator)| wants_launcher(accelerator));
         let missing = missing.map(|(a, _)| ProviderId::launcher(a.clone()));
         let missing = missing.filter(|id| !self.node.providers.contains_key(id));
         for id in missing.collect::<Vec<_>>() {
-            let asker = self.node.first_waiting_requester(&id).cloned();
-            let asks = asker.as_ref().and_then(|asker| self.node.requesters.get(asker));
+            let requester = self.node.first_waiting_requester(&id).cloned();
+            let requester_record =
+                requester.as_ref().and_then(|requester| self.node.requesters.get(requester));
             if self
-                .launcher_backoff_reason(&id, asks.and_then(|asker| asker.observed.requested.build))
+                .launcher_backoff_reason(
+                    &id,
+                    requester_record.and_then(|requester| requester.observed.requested.build),
+                )
                 .is_some()
             {
                 continue;
             }
-            self.push_provider_step(&id, ProviderStep::Create { requester: asker });
+            self.push_provider_step(&id, ProviderStep::Create { requester });
         }
         let launchers = self.node.providers.keys().filter(|id| id.is_launcher());
         for id in launchers.cloned().collect::<Vec<_>>() {
@@ -297,68 +321,70 @@ impl NodePlanBuilder<'_> {
     }
 
     fn next_launcher_step(&self, id: &ProviderId) -> Option<ProviderStep> {
-        let known = self.node.providers.get(id)?;
-        let busy = known.pending.as_ref().is_some_and(|call| call.until > self.now());
-        if busy || known.retry.at > self.now() {
+        let launcher = self.node.providers.get(id)?;
+        let busy = launcher.pending.as_ref().is_some_and(|call| call.until > self.now());
+        if busy || launcher.retry.at > self.now() {
             return None;
         }
-        if known.deleting {
+        if launcher.deleting {
             // Orders the deletion again if it failed or timed out. Also repeats it for a launcher that no watch
             // reported, because no watch may report its end either.
-            let unseen =
-                known.uid.is_none() && known.retry.at + self.context.settings.stop_timeout <= self.now();
-            let again = known.retry.failures > 0 || known.pending.is_some() || unseen;
-            let why = self.launcher_delete_reason(id).unwrap_or(LauncherDeleteReason::Useless);
-            return again.then(|| ProviderStep::Delete { uid: known.uid.clone(), reason: why });
+            let unseen = launcher.uid.is_none()
+                && launcher.retry.at + self.context.settings.stop_timeout <= self.now();
+            let must_repeat = launcher.retry.failures > 0 || launcher.pending.is_some() || unseen;
+            let reason = self.launcher_delete_reason(id).unwrap_or(LauncherDeleteReason::Useless);
+            return must_repeat.then(|| ProviderStep::Delete { uid: launcher.uid.clone(), reason });
         }
-        if known.uid.is_none() && known.retry.failures > 0 {
+        if launcher.uid.is_none() && launcher.retry.failures > 0 {
             return Some(ProviderStep::Create { requester: self.node.first_waiting_requester(id).cloned() });
         }
-        let why = self.launcher_delete_reason(id).filter(|_| self.node.bound_in(id).is_none())?;
-        Some(ProviderStep::Delete { uid: known.uid.clone(), reason: why })
+        let reason = self.launcher_delete_reason(id).filter(|_| self.node.bound_in(id).is_none())?;
+        Some(ProviderStep::Delete { uid: launcher.uid.clone(), reason })
     }
 
     /// Since when this launcher is unneeded: it holds no engine, no requester could use it, and the accelerator does
     /// not want one.
     fn unneeded_since(&self, id: &ProviderId) -> Option<Tick> {
-        let asks = |requester: &PairingRequester| {
+        let may_request = |requester: &PairingRequester| {
             requester.stays()
                 && requester.observed.requested.mode == ProviderMode::Launcher
                 && (requester.accelerators.is_empty()
                     || self.node.provider_for(&self.node.requested_engine_id(requester)) == *id)
         };
-        let wanted =
-            |a: &AcceleratorId| self.node.accelerators.get(a).is_some_and(|own| own.facts.wants_launcher);
-        let needed = id.accelerators.iter().any(wanted)
+        let wants_launcher = |a: &AcceleratorId| {
+            self.node.accelerators.get(a).is_some_and(|accelerator| accelerator.facts.wants_launcher)
+        };
+        let needed = id.accelerators.iter().any(wants_launcher)
             || self.node.engines_in(id).next().is_some()
-            || self.node.requesters.values().any(asks);
+            || self.node.requesters.values().any(may_request);
         self.node.idle_since(id).filter(|_| !needed)
     }
 
     /// Why this launcher must be deleted once no requester is bound to an engine in it.
     fn launcher_delete_reason(&self, id: &ProviderId) -> Option<LauncherDeleteReason> {
-        let known = self.node.providers.get(id)?;
-        if self.context.build_policy(known).obsolete {
+        let launcher = self.node.providers.get(id)?;
+        if self.context.build_policy(launcher).obsolete {
             return Some(LauncherDeleteReason::Replaced);
         }
         let settings = self.context.settings;
-        let faulty =
-            |a: &AcceleratorId| self.node.accelerators.get(a).is_some_and(|known| !known.facts.healthy);
+        let faulty = |a: &AcceleratorId| {
+            self.node.accelerators.get(a).is_some_and(|accelerator| !accelerator.facts.healthy)
+        };
         let unready =
-            known.phase != ProviderPhase::Ready && known.since + settings.start_timeout <= self.now();
+            launcher.phase != ProviderPhase::Ready && launcher.since + settings.start_timeout <= self.now();
         let mut inside = self.node.engines_in(id);
         let stuck = inside.any(|e| {
             matches!(e.state, PairingEngineState::Stopping { .. })
                 && e.since + settings.stop_timeout <= self.now()
         });
-        let goes = unready
+        let must_go = unready
             || stuck
-            || matches!(known.phase, ProviderPhase::Crashed | ProviderPhase::Terminated)
+            || matches!(launcher.phase, ProviderPhase::Crashed | ProviderPhase::Terminated)
             || !self.node.exists
             || id.accelerators.iter().any(faulty)
             || self
                 .unneeded_since(id)
                 .is_some_and(|since| since + settings.launcher_idle_timeout <= self.now());
-        goes.then_some(LauncherDeleteReason::Useless)
+        must_go.then_some(LauncherDeleteReason::Useless)
     }
 }

@@ -15,25 +15,25 @@ pub(super) fn next(node: &PairingNode, settings: &PairingSettings, now: Tick) ->
         of_engine(engine, settings).chain([hold, deleting.map(|since| since + settings.drain_timeout)])
     });
     let of_requesters = node.requesters.values().flat_map(|requester| {
-        let calls = of_calls(requester.pending.as_ref(), requester.retry);
-        calls.into_iter().chain([Some(requester.not_before)])
+        let call_deadlines = of_calls(requester.pending.as_ref(), requester.retry);
+        call_deadlines.into_iter().chain([Some(requester.not_before)])
     });
     let of_providers = node.providers.iter().filter(|(id, _)| id.is_launcher()).flat_map(|(id, provider)| {
-        let calls = of_calls(provider.pending.as_ref(), provider.retry);
+        let call_deadlines = of_calls(provider.pending.as_ref(), provider.retry);
         let idle = node.idle_since(id).map(|since| since + settings.launcher_idle_timeout);
         let unseen =
             (provider.deleting && provider.uid.is_none()).then(|| provider.retry.at + settings.stop_timeout);
-        calls.into_iter().chain([Some(provider.since + settings.start_timeout), idle, unseen])
+        call_deadlines.into_iter().chain([Some(provider.since + settings.start_timeout), idle, unseen])
     });
-    let of_meters = node.accelerators.values().flat_map(|known| {
-        let lost = known
+    let of_meters = node.accelerators.values().flat_map(|accelerator| {
+        let lost = accelerator
             .last_reading
             .map(|(_, at)| at + settings.meter_lag + settings.meter_lag + settings.meter_lag);
-        let gone = known.last_engine_gone.map(|at| at + settings.meter_lag);
-        let slept = known.last_sleep.map(|at| at + settings.meter_lag);
-        [slept, gone, lost.filter(|_| known.needs_reading), Some(known.not_before)]
+        let gone_settled_at = accelerator.last_engine_gone.map(|at| at + settings.meter_lag);
+        let slept = accelerator.last_sleep.map(|at| at + settings.meter_lag);
+        [slept, gone_settled_at, lost.filter(|_| accelerator.needs_reading), Some(accelerator.not_before)]
     });
-    let of_remains = node.vanished.iter().map(|remains| remains.until(node, settings));
+    let of_remains = node.vanished.iter().map(|vanished| vanished.until(node, settings));
     let all =
         of_engines.chain(of_requesters).chain(of_providers).chain(of_meters).chain(of_remains).flatten();
     all.filter(|at| *at > now).min()

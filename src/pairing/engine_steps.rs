@@ -88,7 +88,7 @@ impl NodePlanBuilder<'_> {
     fn is_on_faulty(&self, e: &PairingEngine) -> bool {
         e.id.accelerators
             .iter()
-            .any(|a| self.node.accelerators.get(a).is_some_and(|known| !known.facts.healthy))
+            .any(|a| self.node.accelerators.get(a).is_some_and(|accelerator| !accelerator.facts.healthy))
     }
 
     fn phase(&self, e: &PairingEngine) -> ProviderPhase {
@@ -100,23 +100,24 @@ impl NodePlanBuilder<'_> {
         if self.is_past(e, self.context.settings.start_timeout) {
             return Some(EngineStep::Stop { reason: EngineStopReason::Lost });
         }
-        let asked = if e.provider.is_launcher() { ProviderPhase::Ready } else { ProviderPhase::Running };
+        let required_phase =
+            if e.provider.is_launcher() { ProviderPhase::Ready } else { ProviderPhase::Running };
         let reachable =
             matches!(self.phase(e), ProviderPhase::Running | ProviderPhase::Ready | ProviderPhase::Crashed)
-                && self.phase(e) >= asked;
+                && self.phase(e) >= required_phase;
         (reachable && self.may_retry(e)).then_some(EngineStep::Query)
     }
 
     fn creating(&self, e: &PairingEngine) -> Option<EngineStep> {
-        if let Some(why) = self.start_abort_reason(e) {
-            return Some(EngineStep::Stop { reason: why });
+        if let Some(reason) = self.start_abort_reason(e) {
+            return Some(EngineStep::Stop { reason });
         }
-        let known = self.node.providers.get(&e.provider);
-        let taken = known.is_some_and(|known| known.name_taken && known.uid.is_none());
-        if !self.may_retry(e) || !e.provider.is_launcher() && !taken {
+        let provider = self.node.providers.get(&e.provider);
+        let name_taken = provider.is_some_and(|provider| provider.name_taken && provider.uid.is_none());
+        if !self.may_retry(e) || !e.provider.is_launcher() && !name_taken {
             return None;
         }
-        if taken {
+        if name_taken {
             return Some(EngineStep::Create { record: e.record(e.last_used) });
         }
         let written = e.binding.as_ref().is_some_and(|binding| binding.written);
@@ -124,8 +125,8 @@ impl NodePlanBuilder<'_> {
     }
 
     fn starting(&self, e: &PairingEngine) -> Option<EngineStep> {
-        if let Some(why) = self.start_abort_reason(e) {
-            return Some(EngineStep::Stop { reason: why });
+        if let Some(reason) = self.start_abort_reason(e) {
+            return Some(EngineStep::Stop { reason });
         }
         if e.pending.is_some() {
             return Some(EngineStep::Stop { reason: EngineStopReason::CanaryFailed });
@@ -139,13 +140,13 @@ impl NodePlanBuilder<'_> {
             return Some(EngineStopReason::Unneeded);
         }
         let crashed = self.phase(e) == ProviderPhase::Crashed && !e.provider.is_launcher();
-        let late = crashed || self.is_past(e, self.context.settings.start_timeout);
-        e.failure.or_else(|| late.then_some(EngineStopReason::StartFailed))
+        let expired = crashed || self.is_past(e, self.context.settings.start_timeout);
+        e.failure.or_else(|| expired.then_some(EngineStopReason::StartFailed))
     }
 
     fn waking(&self, e: &PairingEngine) -> Option<EngineStep> {
-        if let Some(why) = e.failure {
-            return Some(EngineStep::Stop { reason: why });
+        if let Some(reason) = e.failure {
+            return Some(EngineStep::Stop { reason });
         }
         if e.pending.is_some() {
             // Neither the wake nor the canary had an outcome in time.
@@ -160,8 +161,8 @@ impl NodePlanBuilder<'_> {
     }
 
     fn awake(&self, e: &PairingEngine) -> Option<EngineStep> {
-        if let Some(why) = e.failure {
-            return Some(EngineStep::Stop { reason: why });
+        if let Some(reason) = e.failure {
+            return Some(EngineStep::Stop { reason });
         }
         let Some(requester) = self.requester(e) else {
             return self.sleep_or_stop(e);
@@ -173,10 +174,12 @@ impl NodePlanBuilder<'_> {
             let gate = EngineStep::CloseGate { requester: id, deadline };
             return if requester.is_stub_reachable() { Some(gate) } else { self.sleep_or_stop(e) };
         }
-        let told = e.opened_stub.is_some() && e.opened_stub == requester.observed.stub_container;
+        let gate_opened = e.opened_stub.is_some() && e.opened_stub == requester.observed.stub_container;
         let requester = e.requester()?.clone();
-        (!told && self.requester(e).is_some_and(PairingRequester::is_stub_reachable) && self.may_retry(e))
-            .then_some(EngineStep::OpenGate { requester })
+        (!gate_opened
+            && self.requester(e).is_some_and(PairingRequester::is_stub_reachable)
+            && self.may_retry(e))
+        .then_some(EngineStep::OpenGate { requester })
     }
 
     /// When the drain of this requester ends: after the configured time, but before the kubelet kills the stub. A
@@ -232,7 +235,7 @@ impl NodePlanBuilder<'_> {
 
     fn asleep(&self, e: &PairingEngine) -> Option<EngineStep> {
         let Some(binding) = &e.binding else {
-            let why = match self.template_status(e) {
+            let reason = match self.template_status(e) {
                 TemplateStatus::Obsolete => Some(EngineStopReason::Obsolete),
                 _ if e.failure.is_some() || self.phase(e) == ProviderPhase::Crashed => {
                     Some(EngineStopReason::Lost)
@@ -245,7 +248,7 @@ impl NodePlanBuilder<'_> {
                 }
                 _ => None,
             };
-            return why.map(|why| EngineStep::Stop { reason: why });
+            return reason.map(|reason| EngineStep::Stop { reason });
         };
         if !self.may_retry(e) {
             return None;
@@ -256,12 +259,12 @@ impl NodePlanBuilder<'_> {
         // The engine was bound before its sleep level was known.
         let lost = e.level == SleepLevelPolicy::OneOrStop && e.is_at_level_2();
         if e.failure.is_some() || lost {
-            let why = if e.failure.is_some() {
+            let reason = if e.failure.is_some() {
                 EngineStopReason::WakeFailed
             } else {
                 EngineStopReason::LoraAdapters
             };
-            return Some(EngineStep::Stop { reason: why });
+            return Some(EngineStep::Stop { reason });
         }
         if !binding.written {
             return Some(EngineStep::Bind { record: e.record(e.last_used) });
@@ -272,7 +275,7 @@ impl NodePlanBuilder<'_> {
 
     /// Repeats the stop order until the engine obeys. Releases its requester whether the engine obeys or not. The
     /// reservation stays until the engine is seen gone.
-    fn stopping(&self, e: &PairingEngine, why: EngineStopReason) -> Option<EngineStep> {
+    fn stopping(&self, e: &PairingEngine, reason: EngineStopReason) -> Option<EngineStep> {
         if e.is_busy(self.now()) || !self.may_retry(e) {
             return None;
         }
@@ -285,7 +288,7 @@ impl NodePlanBuilder<'_> {
             && self.is_past(e, self.context.settings.stop_timeout);
         // A repeated stop may also have no outcome, so the wait restarts at `retry.at`.
         (!e.stop_accepted || again && e.retry.at + self.context.settings.stop_timeout <= self.now())
-            .then_some(EngineStep::Stop { reason: why })
+            .then_some(EngineStep::Stop { reason })
     }
 
     /// Cleans up after a gone engine: deletes the stopped instance or ended Pod, then its record or binding.
@@ -294,8 +297,9 @@ impl NodePlanBuilder<'_> {
             return None;
         }
         // A terminated launcher has no instance left to delete.
-        let taken = e.stop_accepted || e.provider.is_launcher() && self.phase(e) == ProviderPhase::Terminated;
-        if !taken {
+        let stop_obeyed =
+            e.stop_accepted || e.provider.is_launcher() && self.phase(e) == ProviderPhase::Terminated;
+        if !stop_obeyed {
             return Some(EngineStep::Stop { reason: EngineStopReason::Lost });
         }
         if e.provider.is_launcher() {

@@ -101,7 +101,7 @@ pub fn choose_eviction_set(sleepers: &[Sleeper], short: &AcceleratorShortage) ->
 /// Every set of `few` that covers the shortage and of which no member can be spared.
 fn minimal_sets(sleepers: &[Sleeper], few: &[usize], short: &AcceleratorShortage) -> Vec<Vec<usize>> {
     // Precomputes the bytes that each sleeper frees per shortage, so that names are not compared for every set.
-    let needs: Vec<Bytes> = short.accelerators.values().copied().collect();
+    let shortages: Vec<Bytes> = short.accelerators.values().copied().collect();
     let frees = |s: &Sleeper| -> Vec<Bytes> {
         let on = |a| if s.accelerators.contains(a) { s.residue } else { Bytes::ZERO };
         short.accelerators.keys().map(on).collect()
@@ -110,7 +110,7 @@ fn minimal_sets(sleepers: &[Sleeper], few: &[usize], short: &AcceleratorShortage
     let members = |mask: usize| (0..few.len()).filter(move |bit| mask & (1 << bit) != 0);
     let is_enough = |mask: usize| {
         let rows = || members(mask).filter_map(|bit| table.get(bit));
-        needs
+        shortages
             .iter()
             .enumerate()
             .all(|(at, need)| rows().filter_map(|row| row.get(at)).copied().sum::<Bytes>() >= *need)
@@ -149,16 +149,16 @@ type EvictionScore = (usize, usize, bool, u64, Vec<(bool, Tick)>, Millis);
 
 /// Smaller is better.
 fn score(sleepers: &[Sleeper], set: &[usize], short: &AcceleratorShortage) -> EvictionScore {
-    let wanted = pick(sleepers, set).filter(|s| s.wanted).count();
-    let within: BTreeSet<&AcceleratorId> = pick(sleepers, set)
+    let wanted_count = pick(sleepers, set).filter(|s| s.wanted).count();
+    let disturbed: BTreeSet<&AcceleratorId> = pick(sleepers, set)
         .flat_map(|s| &s.accelerators)
         .filter(|a| short.accelerators.get(*a).is_none_or(|short| *short == Bytes::ZERO))
         .collect();
     let current = pick(sleepers, set).any(|s| !s.outdated);
     let mut used: Vec<_> = pick(sleepers, set).map(|s| (!s.outdated, s.last_used)).collect();
     used.sort_unstable_by(|a, b| b.cmp(a));
-    let back = pick(sleepers, set).fold(Millis::ZERO, |sum, s| sum + s.restart_time);
-    (wanted, within.len(), current, short.surplus_gib(pick(sleepers, set)), used, back)
+    let restart_time = pick(sleepers, set).fold(Millis::ZERO, |sum, s| sum + s.restart_time);
+    (wanted_count, disturbed.len(), current, short.surplus_gib(pick(sleepers, set)), used, restart_time)
 }
 
 #[cfg(test)]

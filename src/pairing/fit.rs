@@ -77,26 +77,26 @@ impl FitCheck<'_> {
         let mut short = AcceleratorShortage::default();
         let mut leaving: Option<String> = None;
         for a in new.engine.accelerators.iter() {
-            let Some(known) = self.node.accelerators.get(a) else {
+            let Some(accelerator) = self.node.accelerators.get(a) else {
                 return FitResult::Wait(format!("{a} is not known yet"));
             };
-            if new.sizes.awake > known.facts.capacity {
-                let (awake, all) = (new.sizes.awake, known.facts.capacity);
+            if new.sizes.awake > accelerator.facts.capacity {
+                let (awake, all) = (new.sizes.awake, accelerator.facts.capacity);
                 return FitResult::Wait(format!("the engine needs {awake} of {a}, which has {all}"));
             }
-            let memory = self.memory_excess(a, known, new);
+            let memory = self.memory_excess(a, accelerator, new);
             if let Some(other) = self.conflicting_engine(a, new.engine) {
-                let what = format!("{} is {} on {a}", other.id, other.state);
+                let conflict = format!("{} is {} on {a}", other.id, other.state);
                 let full = memory.now > Bytes::ZERO;
-                return FitResult::Wait(if full { self.wait_reason(a, new.engine, true) } else { what });
+                return FitResult::Wait(if full { self.wait_reason(a, new.engine, true) } else { conflict });
             }
-            let Some(budget) = self.budget_excess(a, known, Some(new.engine)) else {
+            let Some(budget) = self.budget_excess(a, accelerator, Some(new.engine)) else {
                 return FitResult::Wait(format!("the memory of {a} must be measured again"));
             };
             if memory.now > Bytes::ZERO || budget.now > Bytes::ZERO {
                 leaving.get_or_insert_with(|| self.wait_reason(a, new.engine, memory.now > Bytes::ZERO));
             }
-            if budget.after_release > Bytes::ZERO && !self.may_delete(known) {
+            if budget.after_release > Bytes::ZERO && !self.may_delete(accelerator) {
                 return FitResult::Wait(format!(
                     "the sleepers on {a} exceed their budget, and the last sleep there is recent"
                 ));
@@ -112,21 +112,22 @@ impl FitCheck<'_> {
     /// left, another process uses the memory, and the engine waits for it.
     fn cap_at_sleepers(&self, a: &AcceleratorId, new: &PairingEngineId, excess: Bytes) -> Bytes {
         let (_, sleepers) = self.sleepers(Some(new));
-        let there = sleepers.iter().filter(|s| s.accelerators.contains(a)).map(|s| s.residue).sum::<Bytes>();
-        let capped = there > Bytes::ZERO && self.reading_exceeds_known(a, Some(new));
-        if capped { excess.min(there) } else { excess }
+        let sleeper_bytes =
+            sleepers.iter().filter(|s| s.accelerators.contains(a)).map(|s| s.residue).sum::<Bytes>();
+        let capped = sleeper_bytes > Bytes::ZERO && self.reading_exceeds_known(a, Some(new));
+        if capped { excess.min(sleeper_bytes) } else { excess }
     }
 
     /// The sleepers to delete where an engine is awake and the sleepers are over their budget.
     pub(super) fn budget_evictions(&self) -> Vec<PairingEngineId> {
         let mut short = AcceleratorShortage::default();
-        for (a, known) in &self.node.accelerators {
+        for (a, accelerator) in &self.node.accelerators {
             let awake = self.node.engines_on(a).any(|engine| engine.may_hold_full_memory());
             let launching = self.node.engines_on(a).any(|engine| engine.is_launching());
-            if !awake || launching || !self.may_delete(known) {
+            if !awake || launching || !self.may_delete(accelerator) {
                 continue;
             }
-            if let Some(excess) = self.budget_excess(a, known, None) {
+            if let Some(excess) = self.budget_excess(a, accelerator, None) {
                 short.accelerators.insert(a.clone(), excess.after_release);
             }
         }
@@ -149,16 +150,17 @@ impl FitCheck<'_> {
     ) -> FitResult {
         let (ids, sleepers) = self.sleepers(Some(new.engine));
         match (choose_eviction_set(&sleepers, &short), leaving) {
-            (Some(set), Some(what)) if set.is_empty() => FitResult::Wait(what),
+            (Some(set), Some(reason)) if set.is_empty() => FitResult::Wait(reason),
             (Some(set), None) if set.is_empty() => FitResult::Fits,
             (Some(set), _) => {
                 let chosen = set.into_iter().filter_map(|i| ids.get(i).cloned());
                 FitResult::Evict(chosen.map(|id| (id, EngineStopReason::Evicted)).collect())
             }
             (None, leaving) => {
-                let held = || short.accelerators.iter().find(|(_, b)| **b > Bytes::ZERO);
-                let what = leaving.or_else(|| held().map(|(a, _)| self.wait_reason(a, new.engine, true)));
-                FitResult::Wait(what.unwrap_or_default())
+                let short_of = || short.accelerators.iter().find(|(_, b)| **b > Bytes::ZERO);
+                let reason =
+                    leaving.or_else(|| short_of().map(|(a, _)| self.wait_reason(a, new.engine, true)));
+                FitResult::Wait(reason.unwrap_or_default())
             }
         }
     }
@@ -171,9 +173,10 @@ impl FitCheck<'_> {
     ) -> Option<&'b PairingEngine> {
         let launch = !self.node.engines.contains_key(new);
         let soon_awake = |e: &PairingEngine| {
-            let speaks = || self.node.staying_requester(e).is_some_and(PairingRequester::is_stub_reachable);
+            let stub_reachable =
+                || self.node.staying_requester(e).is_some_and(PairingRequester::is_stub_reachable);
             e.state == PairingEngineState::Waking && !e.ready
-                || matches!(e.state, PairingEngineState::Asleep { .. }) && speaks()
+                || matches!(e.state, PairingEngineState::Asleep { .. }) && stub_reachable()
         };
         let leaves = |e: &PairingEngine| match e.state {
             PairingEngineState::Draining { .. } => true,
@@ -183,8 +186,8 @@ impl FitCheck<'_> {
             }
             _ => false,
         };
-        let mut others = self.node.engines_on(a).filter(|e| e.id != *new);
-        others.find(|e| {
+        let mut other_engines = self.node.engines_on(a).filter(|e| e.id != *new);
+        other_engines.find(|e| {
             let sleeps = matches!(e.state, PairingEngineState::FallingAsleep { .. });
             e.is_launching() || sleeps || launch && (soon_awake(e) || leaves(e))
         })
@@ -193,14 +196,14 @@ impl FitCheck<'_> {
     fn memory_excess(
         &self,
         a: &AcceleratorId,
-        known: &PairingAccelerator,
+        accelerator: &PairingAccelerator,
         new: &IncomingEngine<'_>,
     ) -> MemoryExcess {
-        let others = || self.node.engines_on(a).filter(|engine| engine.id != *new.engine);
-        let left = self.node.vanished_on(a);
-        let sum = others().map(|engine| engine.reserved).sum::<Bytes>() + left + new.sizes.awake;
-        let now = sum.saturating_sub(known.facts.capacity);
-        let frees = others().map(PairingEngine::pending_release).sum::<Bytes>() + left;
+        let other_engines = || self.node.engines_on(a).filter(|engine| engine.id != *new.engine);
+        let vanished = self.node.vanished_on(a);
+        let sum = other_engines().map(|engine| engine.reserved).sum::<Bytes>() + vanished + new.sizes.awake;
+        let now = sum.saturating_sub(accelerator.facts.capacity);
+        let frees = other_engines().map(PairingEngine::pending_release).sum::<Bytes>() + vanished;
         MemoryExcess { now, after_release: now.saturating_sub(frees) }
     }
 
@@ -209,13 +212,13 @@ impl FitCheck<'_> {
     fn budget_excess(
         &self,
         a: &AcceleratorId,
-        known: &PairingAccelerator,
+        accelerator: &PairingAccelerator,
         except: Option<&PairingEngineId>,
     ) -> Option<MemoryExcess> {
-        let Some(budget) = known.facts.sleeping_memory else {
+        let Some(budget) = accelerator.facts.sleeping_memory else {
             return Some(MemoryExcess::default());
         };
-        let bytes = match self.sleeper_usage(a, known, except) {
+        let bytes = match self.sleeper_usage(a, accelerator, except) {
             SleeperUsage::Known { bytes, .. } => bytes,
             SleeperUsage::NeedsReading => return None,
         };
@@ -229,16 +232,16 @@ impl FitCheck<'_> {
 
     /// Whether the meter found more on this accelerator than the known residues.
     pub(super) fn reading_exceeds_known(&self, a: &AcceleratorId, except: Option<&PairingEngineId>) -> bool {
-        let Some(known) = self.node.accelerators.get(a) else { return false };
-        match self.sleeper_usage(a, known, except) {
+        let Some(accelerator) = self.node.accelerators.get(a) else { return false };
+        match self.sleeper_usage(a, accelerator, except) {
             SleeperUsage::Known { bytes, by_meter } => by_meter && bytes > self.known_residue(a, except),
             SleeperUsage::NeedsReading => false,
         }
     }
 
     fn known_residue(&self, a: &AcceleratorId, except: Option<&PairingEngineId>) -> Bytes {
-        let others = self.node.engines_on(a).filter(|engine| Some(&engine.id) != except);
-        others.filter(|engine| !engine.may_hold_full_memory()).map(|engine| engine.reserved).sum()
+        let other_engines = self.node.engines_on(a).filter(|engine| Some(&engine.id) != except);
+        other_engines.filter(|engine| !engine.may_hold_full_memory()).map(|engine| engine.reserved).sum()
     }
 
     /// The reading minus the reservations of awake engines and vanished Pods, and minus the residue of `except`. An
@@ -247,26 +250,28 @@ impl FitCheck<'_> {
     fn sleeper_usage(
         &self,
         a: &AcceleratorId,
-        known: &PairingAccelerator,
+        accelerator: &PairingAccelerator,
         except: Option<&PairingEngineId>,
     ) -> SleeperUsage {
         let by_residues = self.known_residue(a, except);
-        let settled =
-            known.last_sleep.max(known.last_engine_gone).map_or(Tick(0), |at| at + self.settings.meter_lag);
-        let Some((used, _)) = known.last_reading.filter(|(_, at)| *at >= settled) else {
+        let settled_at = accelerator
+            .last_sleep
+            .max(accelerator.last_engine_gone)
+            .map_or(Tick(0), |at| at + self.settings.meter_lag);
+        let Some((used, _)) = accelerator.last_reading.filter(|(_, at)| *at >= settled_at) else {
             let stale =
-                known.last_reading.is_some_and(|(_, at)| self.now.since(at) > self.meter_lost_after());
-            return if known.needs_reading && !stale {
+                accelerator.last_reading.is_some_and(|(_, at)| self.now.since(at) > self.meter_lost_after());
+            return if accelerator.needs_reading && !stale {
                 SleeperUsage::NeedsReading
             } else {
                 SleeperUsage::Known { bytes: by_residues, by_meter: false }
             };
         };
         let awake = self.node.engines_on(a).filter(|e| e.may_hold_full_memory()).map(|e| e.reserved);
-        let big = awake.sum::<Bytes>() + self.node.vanished_on(a);
-        let own = self.node.engines_on(a).filter(|e| Some(&e.id) == except && !e.may_hold_full_memory());
-        let bytes = used.saturating_sub(big + own.map(|e| e.reserved).sum());
-        let bytes = if big > Bytes::ZERO { bytes.max(by_residues) } else { bytes };
+        let full_memory = awake.sum::<Bytes>() + self.node.vanished_on(a);
+        let excepted = self.node.engines_on(a).filter(|e| Some(&e.id) == except && !e.may_hold_full_memory());
+        let bytes = used.saturating_sub(full_memory + excepted.map(|e| e.reserved).sum());
+        let bytes = if full_memory > Bytes::ZERO { bytes.max(by_residues) } else { bytes };
         SleeperUsage::Known { bytes, by_meter: true }
     }
 
@@ -276,8 +281,8 @@ impl FitCheck<'_> {
     }
 
     /// Whether sleepers of this accelerator may be deleted for the budget.
-    fn may_delete(&self, known: &PairingAccelerator) -> bool {
-        known.last_sleep.is_none_or(|at| at + self.settings.meter_lag <= self.now)
+    fn may_delete(&self, accelerator: &PairingAccelerator) -> bool {
+        accelerator.last_sleep.is_none_or(|at| at + self.settings.meter_lag <= self.now)
     }
 
     /// The sleepers that may be deleted to make room.
@@ -296,9 +301,7 @@ impl FitCheck<'_> {
     }
 
     pub(super) fn is_outdated(&self, id: &PairingEngineId) -> bool {
-        self.template_statuses
-            .get(&id.fingerprint)
-            .is_some_and(|standing| *standing != TemplateStatus::Current)
+        self.template_statuses.get(&id.fingerprint).is_some_and(|status| *status != TemplateStatus::Current)
     }
 
     pub(super) fn is_wanted(&self, id: &PairingEngineId) -> bool {
@@ -314,11 +317,11 @@ impl FitCheck<'_> {
         if !memory {
             return format!("the sleepers on {a} exceed their budget");
         }
-        let others = self.node.engines_on(a).filter(|e| e.id != *except && e.reserved > Bytes::ZERO);
-        let biggest = others.max_by_key(|e| (e.reserved, e.since));
-        let left = self.node.vanished_on(a);
-        if left > biggest.map_or(Bytes::ZERO, |e| e.reserved) {
-            return format!("{left} of {a} may still be held by a Pod that vanished");
+        let holders = self.node.engines_on(a).filter(|e| e.id != *except && e.reserved > Bytes::ZERO);
+        let biggest = holders.max_by_key(|e| (e.reserved, e.since));
+        let vanished = self.node.vanished_on(a);
+        if vanished > biggest.map_or(Bytes::ZERO, |e| e.reserved) {
+            return format!("{vanished} of {a} may still be held by a Pod that vanished");
         }
         biggest.map_or_else(
             || format!("{a} has too little memory"),

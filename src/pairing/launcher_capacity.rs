@@ -36,34 +36,36 @@ impl FitCheck<'_> {
         launcher: &ProviderId,
         going: &[(PairingEngineId, EngineStopReason)],
     ) -> Result<Vec<PairingEngineId>, String> {
-        let known = self.node.providers.get(launcher).filter(|_| launcher.is_launcher());
-        let Some(most) = known.and_then(|known| build_policy_of(self.build_policies, known).max_engines)
+        let provider = self.node.providers.get(launcher).filter(|_| launcher.is_launcher());
+        let Some(limit) =
+            provider.and_then(|provider| build_policy_of(self.build_policies, provider).max_engines)
         else {
             return Ok(Vec::new());
         };
-        let most = usize::try_from(most).unwrap_or(usize::MAX);
-        let goes =
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let is_going =
             |e: &PairingEngine| e.state.is_stopping_or_gone() || going.iter().any(|(id, _)| *id == e.id);
         // A gone engine whose stop was accepted occupies no place in the launcher.
         let inside = self
             .node
             .engines_in(launcher)
             .filter(|e| e.state != PairingEngineState::Gone || !e.stop_accepted);
-        let (leaving, staying): (Vec<&PairingEngine>, Vec<&PairingEngine>) = inside.partition(|e| goes(e));
-        let full = |what: &[&PairingEngine]| {
-            let each: Vec<String> = what.iter().map(|e| format!("{} is {}", e.id, e.state)).collect();
-            format!("the launcher's limit of {most} is reached: {}", each.join(", "))
+        let (leaving, staying): (Vec<&PairingEngine>, Vec<&PairingEngine>) =
+            inside.partition(|e| is_going(e));
+        let limit_reason = |engines: &[&PairingEngine]| {
+            let each: Vec<String> = engines.iter().map(|e| format!("{} is {}", e.id, e.state)).collect();
+            format!("the launcher's limit of {limit} is reached: {}", each.join(", "))
         };
-        let over = (staying.len() + 1).saturating_sub(most);
-        if over == 0 {
-            let waits = leaving.len() + staying.len() >= most && going.is_empty();
-            return if waits { Err(full(&leaving)) } else { Ok(Vec::new()) };
+        let excess = (staying.len() + 1).saturating_sub(limit);
+        if excess == 0 {
+            let waits = leaving.len() + staying.len() >= limit && going.is_empty();
+            return if waits { Err(limit_reason(&leaving)) } else { Ok(Vec::new()) };
         }
         let mut free: Vec<&PairingEngine> = staying.iter().filter(|e| e.is_evictable()).copied().collect();
-        if free.len() < over {
-            return Err(full(&staying));
+        if free.len() < excess {
+            return Err(limit_reason(&staying));
         }
         free.sort_by_key(|e| (self.is_wanted(&e.id), !self.is_outdated(&e.id), e.last_used, &e.id));
-        Ok(free.into_iter().take(over).map(|e| e.id.clone()).collect())
+        Ok(free.into_iter().take(excess).map(|e| e.id.clone()).collect())
     }
 }

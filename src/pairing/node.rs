@@ -106,9 +106,9 @@ impl PairingNode {
     /// Since when neither this launcher nor its accelerator has changed.
     #[must_use]
     pub fn idle_since(&self, launcher: &ProviderId) -> Option<Tick> {
-        let gone =
+        let last_gone =
             launcher.accelerators.iter().filter_map(|a| self.accelerators.get(a)?.last_engine_gone).max();
-        Some(self.providers.get(launcher)?.since.max(gone.unwrap_or_default()))
+        Some(self.providers.get(launcher)?.since.max(last_gone.unwrap_or_default()))
     }
 
     /// The engine bound to this requester.
@@ -127,7 +127,7 @@ impl PairingNode {
     /// The memory reserved on an accelerator for vanished Pods.
     #[must_use]
     pub fn vanished_on(&self, accelerator: &AcceleratorId) -> Bytes {
-        self.vanished.iter().filter_map(|remains| remains.reserved.get(accelerator)).copied().sum()
+        self.vanished.iter().filter_map(|vanished| vanished.reserved.get(accelerator)).copied().sum()
     }
 
     #[must_use]
@@ -137,7 +137,7 @@ impl PairingNode {
 
     #[must_use]
     pub fn vanished_host(&self) -> Bytes {
-        self.vanished.iter().map(|remains| remains.reserved_host).sum()
+        self.vanished.iter().map(|vanished| vanished.reserved_host).sum()
     }
 
     /// Why this engine's weights do not fit into host RAM; `None` if they do. They must fit into the node's budget for
@@ -145,18 +145,18 @@ impl PairingNode {
     /// engine beyond the limit, so a Pod not observed yet has no room.
     #[must_use]
     pub fn host_memory_shortage(&self, engine: &PairingEngine) -> Option<HostMemoryShortage> {
-        let wanted = engine.sizes.host;
+        let weights = engine.sizes.host;
         let budget = self.facts.host_sleep_memory;
         let others = self.reserved_host().saturating_sub(engine.reserved_host);
-        if others + wanted > budget {
+        if others + weights > budget {
             return Some(HostMemoryShortage::Node { budget, left: budget.saturating_sub(others) });
         }
         let provider = self.providers.get(&engine.provider).filter(|provider| provider.uid.is_some());
         let Some(provider) = provider else { return Some(HostMemoryShortage::UnobservedPod) };
         let limit = provider.memory_limit?;
-        let others = self.engines_in(&engine.provider).filter(|other| other.id != engine.id);
-        let others = others.map(|other| other.reserved_host).sum::<Bytes>();
-        (others + wanted > limit)
+        let other_engines = self.engines_in(&engine.provider).filter(|other| other.id != engine.id);
+        let others = other_engines.map(|other| other.reserved_host).sum::<Bytes>();
+        (others + weights > limit)
             .then(|| HostMemoryShortage::Pod { limit, left: limit.saturating_sub(others) })
     }
 
@@ -182,7 +182,9 @@ impl PairingNode {
         if engine.mode != ProviderMode::Launcher {
             return ProviderId::direct(engine);
         }
-        let index = |a: &AcceleratorId| self.accelerators.get(a).map_or(u32::MAX, |known| known.facts.index);
+        let index = |a: &AcceleratorId| {
+            self.accelerators.get(a).map_or(u32::MAX, |accelerator| accelerator.facts.index)
+        };
         let lowest = engine.accelerators.iter().min_by_key(|a| (index(a), (*a).clone()));
         lowest.map_or_else(|| ProviderId::direct(engine), |lowest| ProviderId::launcher(lowest.clone()))
     }
@@ -190,14 +192,14 @@ impl PairingNode {
     /// The oldest requester that requests an engine in this launcher and has none.
     #[must_use]
     pub fn first_waiting_requester(&self, launcher: &ProviderId) -> Option<&RequesterId> {
-        let asks = |(own, requester): &(&RequesterId, &PairingRequester)| {
+        let is_waiting_for = |(id, requester): &(&RequesterId, &PairingRequester)| {
             requester.stays()
                 && requester.observed.requested.mode == ProviderMode::Launcher
                 && self.provider_for(&self.requested_engine_id(requester)) == *launcher
-                && self.engine_of(own).is_none()
+                && self.engine_of(id).is_none()
         };
-        let askers = self.requesters.iter().filter(asks);
-        askers.min_by_key(|(own, requester)| (requester.observed.created, *own)).map(|(own, _)| own)
+        let waiting = self.requesters.iter().filter(is_waiting_for);
+        waiting.min_by_key(|(id, requester)| (requester.observed.created, *id)).map(|(id, _)| id)
     }
 }
 

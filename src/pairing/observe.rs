@@ -38,9 +38,10 @@ impl Pairing {
                 } else {
                     self.template_statuses.insert(*fingerprint, *standing);
                 }
-                let has = |node: &&PairingNode| node.engines.keys().any(|id| id.fingerprint == *fingerprint);
+                let runs_template =
+                    |node: &&PairingNode| node.engines.keys().any(|id| id.fingerprint == *fingerprint);
                 let names: Vec<_> =
-                    self.nodes.values().map(|n| &**n).filter(has).map(|n| n.name.clone()).collect();
+                    self.nodes.values().map(|n| &**n).filter(runs_template).map(|n| n.name.clone()).collect();
                 self.dirty.extend(names);
             }
             PairingEvent::LauncherBuild { build, policy: terms } => {
@@ -49,68 +50,73 @@ impl Pairing {
                 } else {
                     self.build_policies.insert(*build, *terms);
                 }
-                let has = |node: &&PairingNode| {
-                    node.providers.values().any(|known| known.build == Some(*build))
-                        || node.accelerators.values().any(|known| known.crashed_build == Some(*build))
+                let has_build = |node: &&PairingNode| {
+                    node.providers.values().any(|provider| provider.build == Some(*build))
+                        || node
+                            .accelerators
+                            .values()
+                            .any(|accelerator| accelerator.crashed_build == Some(*build))
                 };
                 let names: Vec<_> =
-                    self.nodes.values().map(|n| &**n).filter(has).map(|n| n.name.clone()).collect();
+                    self.nodes.values().map(|n| &**n).filter(has_build).map(|n| n.name.clone()).collect();
                 self.dirty.extend(names);
             }
             PairingEvent::Node { node, facts } => {
-                let known = self.mark_dirty(node);
-                known.exists = true;
-                known.facts = facts.clone();
+                let pairing_node = self.mark_dirty(node);
+                pairing_node.exists = true;
+                pairing_node.facts = facts.clone();
             }
             PairingEvent::NodeGone { node } => self.mark_dirty(node).exists = false,
             PairingEvent::Accelerator { node, accelerator, facts } => {
-                let known = self.mark_dirty(node).accelerators.entry(accelerator.clone());
-                known.and_modify(|known| known.facts = facts.clone()).or_insert_with(|| PairingAccelerator {
-                    facts: facts.clone(),
-                    last_sleep: None,
-                    last_engine_gone: None,
-                    last_reading: None,
-                    crashes: 0,
-                    crashed_build: None,
-                    never_ready: false,
-                    not_before: Tick(0),
-                    needs_reading: false,
-                });
+                let entry = self.mark_dirty(node).accelerators.entry(accelerator.clone());
+                entry
+                    .and_modify(|accelerator_record| accelerator_record.facts = facts.clone())
+                    .or_insert_with(|| PairingAccelerator {
+                        facts: facts.clone(),
+                        last_sleep: None,
+                        last_engine_gone: None,
+                        last_reading: None,
+                        crashes: 0,
+                        crashed_build: None,
+                        never_ready: false,
+                        not_before: Tick(0),
+                        needs_reading: false,
+                    });
             }
             PairingEvent::MeterRead { node, accelerator, used, at } => {
                 self.record_reading(node, accelerator, *used, *at)
             }
-            PairingEvent::RequesterObserved { node, requester, observed: seen } => {
-                self.mark_dirty(node).observe_requester(requester, seen)
+            PairingEvent::RequesterObserved { node, requester, observed } => {
+                self.mark_dirty(node).observe_requester(requester, observed)
             }
             PairingEvent::RequesterGone { node, requester } => {
                 self.mark_dirty(node).requesters.remove(requester);
             }
-            PairingEvent::ProviderObserved { node, provider, observed: seen } => {
-                self.mark_dirty(node).observe_provider(provider, seen, now)
+            PairingEvent::ProviderObserved { node, provider, observed } => {
+                self.mark_dirty(node).observe_provider(provider, observed, now)
             }
             PairingEvent::ProviderGone { node, provider, uid } => {
-                let known = self.mark_dirty(node);
+                let pairing_node = self.mark_dirty(node);
                 // Ignores an earlier Pod of the same name, and a Pod not observed yet.
-                if known.providers.get(provider).is_some_and(|p| p.uid.as_ref() == Some(uid)) {
-                    known.provider_gone(provider, now);
+                if pairing_node.providers.get(provider).is_some_and(|p| p.uid.as_ref() == Some(uid)) {
+                    pairing_node.provider_gone(provider, now);
                 }
-                known.name_holder_gone(provider, uid, now);
-                known.vanished_pod_ended(uid, now);
+                pairing_node.name_holder_gone(provider, uid, now);
+                pairing_node.vanished_pod_ended(uid, now);
             }
             PairingEvent::ProviderVanished { node, provider, uid } => {
-                let known = self.mark_dirty(node);
-                if known.providers.get(provider).is_some_and(|p| p.uid.as_ref() == Some(uid)) {
-                    known.provider_vanished(provider, now);
+                let pairing_node = self.mark_dirty(node);
+                if pairing_node.providers.get(provider).is_some_and(|p| p.uid.as_ref() == Some(uid)) {
+                    pairing_node.provider_vanished(provider, now);
                 }
-                known.name_holder_gone(provider, uid, now);
+                pairing_node.name_holder_gone(provider, uid, now);
             }
             PairingEvent::KubeletReporting { node, reports } => {
-                let known = self.mark_dirty(node);
-                if *reports && known.kubelet_silent {
-                    known.reporting_since = now;
+                let pairing_node = self.mark_dirty(node);
+                if *reports && pairing_node.kubelet_silent {
+                    pairing_node.reporting_since = now;
                 }
-                known.kubelet_silent = !reports;
+                pairing_node.kubelet_silent = !reports;
             }
             PairingEvent::EngineReady { node, engine, generation } => {
                 if let Some(engine) = self.engine_of_generation(node, engine, *generation) {
@@ -145,25 +151,29 @@ impl Pairing {
         engine: &PairingEngineId,
         generation: Generation,
     ) -> Option<&mut PairingEngine> {
-        let known = self.mark_dirty(node).engines.get_mut(engine);
-        known.filter(|engine| engine.generation == generation)
+        let engine_record = self.mark_dirty(node).engines.get_mut(engine);
+        engine_record.filter(|engine| engine.generation == generation)
     }
 
     fn record_reading(&mut self, node: &NodeName, accelerator: &AcceleratorId, used: Bytes, at: Tick) {
         let settings = self.settings;
-        let settle = settings.meter_lag;
-        let known = self.mark_dirty(node);
-        known.cap_vanished_at_reading(accelerator, used, at, &settings);
-        let ending =
-            known.engines_on(accelerator).any(|e| matches!(e.state, PairingEngineState::Stopping { .. }));
-        let Some(known) = known.accelerators.get_mut(accelerator) else { return };
+        let meter_lag = settings.meter_lag;
+        let pairing_node = self.mark_dirty(node);
+        pairing_node.cap_vanished_at_reading(accelerator, used, at, &settings);
+        let ending = pairing_node
+            .engines_on(accelerator)
+            .any(|e| matches!(e.state, PairingEngineState::Stopping { .. }));
+        let Some(accelerator_record) = pairing_node.accelerators.get_mut(accelerator) else { return };
         // Readings may arrive out of order.
-        if known.last_reading.is_none_or(|(_, before)| before <= at) {
-            known.last_reading = Some((used, at));
+        if accelerator_record.last_reading.is_none_or(|(_, before)| before <= at) {
+            accelerator_record.last_reading = Some((used, at));
         }
-        let settled = known.last_sleep.max(known.last_engine_gone).map_or(Tick(0), |moment| moment + settle);
-        if at >= settled && !ending {
-            known.needs_reading = false;
+        let settled_at = accelerator_record
+            .last_sleep
+            .max(accelerator_record.last_engine_gone)
+            .map_or(Tick(0), |moment| moment + meter_lag);
+        if at >= settled_at && !ending {
+            accelerator_record.needs_reading = false;
         }
     }
 }
@@ -189,9 +199,9 @@ impl PairingEngine {
 }
 
 impl PairingNode {
-    fn observe_requester(&mut self, id: &RequesterId, seen: &ObservedRequester) {
-        let known = self.requesters.entry(id.clone()).or_insert_with(|| PairingRequester {
-            observed: seen.clone(),
+    fn observe_requester(&mut self, id: &RequesterId, observed: &ObservedRequester) {
+        let requester = self.requesters.entry(id.clone()).or_insert_with(|| PairingRequester {
+            observed: observed.clone(),
             accelerators: Vec::new(),
             delete_reason: None,
             delete_issued: None,
@@ -203,11 +213,11 @@ impl PairingNode {
             pending: None,
             retry: RetryState::default(),
         });
-        let deleting = known.observed.deleting_since.or(seen.deleting_since);
-        known.observed = ObservedRequester { deleting_since: deleting, ..seen.clone() };
-        if known.accelerators.is_empty() {
-            known.accelerators.clone_from(&seen.accelerators);
-            known.accelerators.sort();
+        let deleting = requester.observed.deleting_since.or(observed.deleting_since);
+        requester.observed = ObservedRequester { deleting_since: deleting, ..observed.clone() };
+        if requester.accelerators.is_empty() {
+            requester.accelerators.clone_from(&observed.accelerators);
+            requester.accelerators.sort();
         }
         self.update_sleep_policy(id);
     }
@@ -216,71 +226,77 @@ impl PairingNode {
     /// requester that now requests another engine leaves this engine unchanged.
     fn update_sleep_policy(&mut self, id: &RequesterId) {
         let Some(requester) = self.requesters.get(id) else { return };
-        let (engine, ask) = (self.requested_engine_id(requester), &requester.observed.requested);
-        let (level, stop_after) = (ask.level, ask.stop_after);
-        if let Some(own) = self.engines.get_mut(&engine).filter(|own| own.requester() == Some(id)) {
-            (own.level, own.stop_after) = (level, stop_after);
+        let (engine, requested) = (self.requested_engine_id(requester), &requester.observed.requested);
+        let (level, stop_after) = (requested.level, requested.stop_after);
+        if let Some(engine_record) =
+            self.engines.get_mut(&engine).filter(|engine_record| engine_record.requester() == Some(id))
+        {
+            (engine_record.level, engine_record.stop_after) = (level, stop_after);
         }
     }
 
-    fn observe_provider(&mut self, id: &ProviderId, seen: &ObservedProvider, now: Tick) {
-        if self.is_foreign_pod(id, seen) {
-            let Some(known) = self.providers.get_mut(id) else { return };
-            if !known.name_taken {
-                known.name_holder = Some(seen.clone());
+    fn observe_provider(&mut self, id: &ProviderId, observed: &ObservedProvider, now: Tick) {
+        if self.is_foreign_pod(id, observed) {
+            let Some(provider) = self.providers.get_mut(id) else { return };
+            if !provider.name_taken {
+                provider.name_holder = Some(observed.clone());
                 return;
             }
             self.drop_planned_engines(id);
         }
-        let other = |known: &PairingProvider| known.uid.as_ref().is_some_and(|uid| *uid != seen.uid);
-        if self.providers.get(id).is_some_and(other) {
+        let is_other_pod =
+            |provider: &PairingProvider| provider.uid.as_ref().is_some_and(|uid| *uid != observed.uid);
+        if self.providers.get(id).is_some_and(is_other_pod) {
             self.provider_vanished(id, now);
         }
-        let known =
+        let provider =
             self.providers.entry(id.clone()).or_insert_with(|| PairingProvider::pending_creation(now));
-        if known.uid.is_none() {
-            known.restarts = seen.restarts;
+        if provider.uid.is_none() {
+            provider.restarts = observed.restarts;
         }
-        let (anew, deleted) = (seen.restarts > known.restarts, seen.deleting && !known.deleting);
-        if known.phase != seen.phase {
-            known.since = now;
+        let (anew, deleted) =
+            (observed.restarts > provider.restarts, observed.deleting && !provider.deleting);
+        if provider.phase != observed.phase {
+            provider.since = now;
         }
-        known.uid = Some(Uid::clone(&seen.uid));
-        known.phase = seen.phase;
-        known.restarts = seen.restarts;
-        known.build = seen.build;
-        known.memory_limit = seen.memory_limit;
-        known.deleting |= seen.deleting;
+        provider.uid = Some(Uid::clone(&observed.uid));
+        provider.phase = observed.phase;
+        provider.restarts = observed.restarts;
+        provider.build = observed.build;
+        provider.memory_limit = observed.memory_limit;
+        provider.deleting |= observed.deleting;
         if anew {
             self.container_restarted(id, now);
         }
-        for record in &seen.records {
+        for record in &observed.records {
             self.adopt(id, record, now);
         }
         if deleted {
             self.provider_deleted_externally(id, now);
         }
-        self.follow_phase(id, seen.phase, now);
+        self.follow_phase(id, observed.phase, now);
     }
 
     /// Whether the observed Pod is not the ordered one: an earlier Pod of its name, or one that another leader created.
     /// Whether that Pod still exists is known when the create command completes.
-    fn is_foreign_pod(&self, id: &ProviderId, seen: &ObservedProvider) -> bool {
-        let unseen = self.providers.get(id).is_some_and(|known| known.uid.is_none());
-        let own = |e: &PairingEngine| {
-            seen.records.iter().any(|record| record.engine == e.id && record.generation == e.generation)
+    fn is_foreign_pod(&self, id: &ProviderId, observed: &ObservedProvider) -> bool {
+        let unobserved = self.providers.get(id).is_some_and(|provider| provider.uid.is_none());
+        let is_recorded = |e: &PairingEngine| {
+            observed.records.iter().any(|record| record.engine == e.id && record.generation == e.generation)
         };
-        let fresh = unseen && !id.is_launcher() && !seen.records.is_empty();
-        fresh && self.engines_in(id).next().is_some() && !self.engines_in(id).any(own)
+        let fresh = unobserved && !id.is_launcher() && !observed.records.is_empty();
+        fresh && self.engines_in(id).next().is_some() && !self.engines_in(id).any(is_recorded)
     }
 
     /// Adopts the Pod that has the name of the ordered Pod. The planned generation never existed. Its requester gets
     /// the engine in that Pod if it fits, else another order after that Pod is gone.
     pub(super) fn adopt_name_holder(&mut self, id: &ProviderId, now: Tick) {
-        let Some(known) = self.providers.get_mut(id).filter(|known| known.uid.is_none()) else { return };
-        known.name_taken = true;
-        if let Some(elder) = known.name_holder.take() {
-            self.observe_provider(id, &elder, now);
+        let Some(provider) = self.providers.get_mut(id).filter(|provider| provider.uid.is_none()) else {
+            return;
+        };
+        provider.name_taken = true;
+        if let Some(holder) = provider.name_holder.take() {
+            self.observe_provider(id, &holder, now);
         }
     }
 
@@ -290,11 +306,13 @@ impl PairingNode {
 
     /// Handles the end of a Pod that is not the ordered one: its name may be free.
     fn name_holder_gone(&mut self, id: &ProviderId, uid: &Uid, now: Tick) {
-        let Some(known) = self.providers.get_mut(id).filter(|known| known.uid.is_none()) else { return };
-        if known.name_holder.as_ref().is_some_and(|elder| elder.uid == *uid) {
-            known.name_holder = None;
+        let Some(provider) = self.providers.get_mut(id).filter(|provider| provider.uid.is_none()) else {
+            return;
+        };
+        if provider.name_holder.as_ref().is_some_and(|holder| holder.uid == *uid) {
+            provider.name_holder = None;
         }
-        if known.name_taken {
+        if provider.name_taken {
             let waits = self.engines.values_mut().filter(|engine| engine.provider == *id);
             waits.for_each(|engine| engine.retry.at = now);
         }
@@ -420,8 +438,8 @@ impl PairingNode {
         (engine.reserved, engine.reserved_host) = (Bytes::ZERO, Bytes::ZERO);
         engine.pending = None;
         for accelerator in id.accelerators.iter() {
-            if let Some(known) = self.accelerators.get_mut(accelerator) {
-                known.last_engine_gone = Some(now);
+            if let Some(accelerator_record) = self.accelerators.get_mut(accelerator) {
+                accelerator_record.last_engine_gone = Some(now);
             }
         }
     }
@@ -448,10 +466,10 @@ impl PairingNode {
         }
     }
 
-    fn mark_requester_for_deletion(&mut self, id: &PairingEngineId, why: RequesterDeleteReason) {
+    fn mark_requester_for_deletion(&mut self, id: &PairingEngineId, reason: RequesterDeleteReason) {
         let requester = self.engines.get(id).and_then(|e| e.requester().cloned());
         if let Some(requester) = requester.and_then(|r| self.requesters.get_mut(&r)) {
-            requester.delete_reason.get_or_insert(why);
+            requester.delete_reason.get_or_insert(reason);
         }
     }
 }

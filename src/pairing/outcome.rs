@@ -86,8 +86,8 @@ impl PairingNode {
     ) {
         let Some(engine) = self.engines.get_mut(id).filter(|e| e.generation == generation) else { return };
         let Some(call) = take(&mut engine.pending, serial) else { return };
-        let known = *result != Err(CommandFailure::Unreachable);
-        if known && matches!(call.kind, PendingCommandKind::Create | PendingCommandKind::Launch) {
+        let is_definite = *result != Err(CommandFailure::Unreachable);
+        if is_definite && matches!(call.kind, PendingCommandKind::Create | PendingCommandKind::Launch) {
             engine.may_start_until = Tick(0);
         }
         match (call.kind, result) {
@@ -178,8 +178,8 @@ impl PairingNode {
 
     fn record_sleep_time(&mut self, id: &PairingEngineId, now: Tick) {
         for accelerator in id.accelerators.iter() {
-            if let Some(known) = self.accelerators.get_mut(accelerator) {
-                known.last_sleep = Some(now);
+            if let Some(accelerator_record) = self.accelerators.get_mut(accelerator) {
+                accelerator_record.last_sleep = Some(now);
             }
         }
     }
@@ -238,11 +238,12 @@ impl PairingNode {
                 engine.reserved_host = Bytes::ZERO;
             }
             QueriedCondition::Asleep { residue, .. } | QueriedCondition::AsleepAtUnknownLevel { residue } => {
-                let known =
+                let known_level =
                     if let QueriedCondition::Asleep { level, .. } = condition { Some(level) } else { None };
-                engine.enter(PairingEngineState::Asleep { level: known.unwrap_or(SleepLevel::Two) }, now);
+                engine
+                    .enter(PairingEngineState::Asleep { level: known_level.unwrap_or(SleepLevel::Two) }, now);
                 engine.sizes.asleep = engine.sizes.asleep.max(residue.unwrap_or_default());
-                if known == Some(SleepLevel::Two) {
+                if known_level == Some(SleepLevel::Two) {
                     engine.reserved_host = Bytes::ZERO;
                 }
                 // A bound engine keeps its full reservation: it is about to be woken, or nearly was.

@@ -50,39 +50,41 @@ impl PlanContext<'_> {
         match &command.action {
             PairingAction::Engine { engine, step, .. } => self.step(node, engine, step, call),
             PairingAction::Requester { requester, step } => {
-                let Some(known) = node.requesters.get_mut(requester) else { return };
-                let stub = known.observed.stub_container.clone();
+                let Some(requester_record) = node.requesters.get_mut(requester) else { return };
+                let stub = requester_record.observed.stub_container.clone();
                 let (kind, stub) = match step {
                     RequesterStep::QueryAccelerators { close_gate: gate } => {
                         (PendingCommandKind::QueryAccelerators, stub.filter(|_| *gate))
                     }
                     RequesterStep::CloseGate => (PendingCommandKind::CloseGate, stub),
-                    RequesterStep::Delete { reason: why } => {
-                        known.delete_issued = Some(*why);
+                    RequesterStep::Delete { reason } => {
+                        requester_record.delete_issued = Some(*reason);
                         (PendingCommandKind::Delete, None)
                     }
-                    RequesterStep::SetFinalizer { present: wanted } => {
-                        (PendingCommandKind::SetFinalizer(*wanted), None)
+                    RequesterStep::SetFinalizer { present } => {
+                        (PendingCommandKind::SetFinalizer(*present), None)
                     }
                     RequesterStep::Release => (PendingCommandKind::Release, None),
                 };
-                known.pending =
+                requester_record.pending =
                     Some(PendingCommand { stub_container: stub, ..call(kind, self.settings.call_timeout) });
             }
             PairingAction::Provider { provider, step } => match step {
                 ProviderStep::Create { .. } => {
                     let fresh = || PairingProvider::pending_creation(self.now);
-                    let known = node.providers.entry(provider.clone()).or_insert_with(fresh);
-                    known.pending = Some(call(PendingCommandKind::Create, self.settings.call_timeout));
+                    let provider_record = node.providers.entry(provider.clone()).or_insert_with(fresh);
+                    provider_record.pending =
+                        Some(call(PendingCommandKind::Create, self.settings.call_timeout));
                 }
-                ProviderStep::Delete { reason: why, .. } => {
-                    if *why == LauncherDeleteReason::Useless {
+                ProviderStep::Delete { reason, .. } => {
+                    if *reason == LauncherDeleteReason::Useless {
                         self.record_launcher_crash(node, provider);
                     }
                     stop_engines_in(node, provider, self.now);
-                    if let Some(known) = node.providers.get_mut(provider) {
-                        known.deleting = true;
-                        known.pending = Some(call(PendingCommandKind::Delete, self.settings.call_timeout));
+                    if let Some(provider_record) = node.providers.get_mut(provider) {
+                        provider_record.deleting = true;
+                        provider_record.pending =
+                            Some(call(PendingCommandKind::Delete, self.settings.call_timeout));
                     }
                 }
             },
@@ -107,7 +109,7 @@ impl PlanContext<'_> {
                 self.insert_creating(node, record, provider);
             }
             EngineStep::Stop { reason: EngineStopReason::Evicted } => self.mark_needs_reading(node, id),
-            EngineStep::Stop { reason: why } => self.record_failed_start(node, id, *why),
+            EngineStep::Stop { reason } => self.record_failed_start(node, id, *reason),
             _ => {}
         }
         let opened = if let EngineStep::OpenGate { requester } = step {
@@ -115,7 +117,7 @@ impl PlanContext<'_> {
         } else {
             None
         };
-        let spoken_to = opened.and_then(|requester| {
+        let stub_container = opened.and_then(|requester| {
             requester.gated_stub = None;
             requester.observed.stub_container.clone()
         });
@@ -125,7 +127,7 @@ impl PlanContext<'_> {
             engine.relaunched = engine.may_start_until > Tick(0);
             engine.may_start_until = self.now + settings.call_timeout + settings.call_timeout;
         }
-        let made = match step {
+        let pending = match step {
             EngineStep::Create { .. } => call(PendingCommandKind::Create, settings.call_timeout),
             EngineStep::Bind { record } => {
                 if let Some(requester) = record.requester.clone() {
@@ -137,10 +139,9 @@ impl PlanContext<'_> {
             }
             EngineStep::Launch => call(PendingCommandKind::Launch, settings.call_timeout),
             EngineStep::SendCanary => call(PendingCommandKind::SendCanary, settings.wake_timeout),
-            EngineStep::OpenGate { .. } => PendingCommand {
-                stub_container: spoken_to,
-                ..call(PendingCommandKind::OpenGate, settings.call_timeout)
-            },
+            EngineStep::OpenGate { .. } => {
+                PendingCommand { stub_container, ..call(PendingCommandKind::OpenGate, settings.call_timeout) }
+            }
             EngineStep::CloseGate { deadline, .. } => {
                 if engine.state == PairingEngineState::Awake {
                     engine.last_used = self.now;
@@ -168,27 +169,30 @@ impl PlanContext<'_> {
                 if *forget { PendingCommandKind::Forget } else { PendingCommandKind::Unbind },
                 settings.call_timeout,
             ),
-            EngineStep::Stop { reason: why } => {
-                engine.begin_stop(*why, self.now);
+            EngineStep::Stop { reason } => {
+                engine.begin_stop(*reason, self.now);
                 call(PendingCommandKind::Stop, settings.call_timeout)
             }
             EngineStep::Query => call(PendingCommandKind::Query, settings.call_timeout),
         };
-        engine.pending = Some(made);
+        engine.pending = Some(pending);
     }
 
     /// Counts a deleted launcher as crashed if it is not ready or still has engines. A launcher on a vanished node or a
     /// faulty accelerator does not count.
     fn record_launcher_crash(&self, node: &mut PairingNode, id: &ProviderId) {
-        let Some(known) = node.providers.get(id).filter(|known| !known.deleting) else { return };
-        let unready = known.phase != ProviderPhase::Ready;
+        let Some(launcher) = node.providers.get(id).filter(|launcher| !launcher.deleting) else { return };
+        let unready = launcher.phase != ProviderPhase::Ready;
         let useless = unready || node.engines_in(id).next().is_some();
-        let (build, proved, exists) = (known.build, known.proven_since, node.exists);
+        let (build, proved, exists) = (launcher.build, launcher.proven_since, node.exists);
         for accelerator in id.accelerators.iter().filter(|_| useless && exists) {
-            let known = node.accelerators.get_mut(accelerator).filter(|known| known.facts.healthy);
-            if let Some(known) = known {
-                known.never_ready = unready;
-                known.launcher_crashed(build, proved, self.settings, self.now);
+            let accelerator_record = node
+                .accelerators
+                .get_mut(accelerator)
+                .filter(|accelerator_record| accelerator_record.facts.healthy);
+            if let Some(accelerator_record) = accelerator_record {
+                accelerator_record.never_ready = unready;
+                accelerator_record.launcher_crashed(build, proved, self.settings, self.now);
             }
         }
     }
@@ -203,18 +207,18 @@ impl PlanContext<'_> {
 
     /// Requires a new reading after an eviction that an excessive reading caused.
     fn mark_needs_reading(&self, node: &mut PairingNode, id: &PairingEngineId) {
-        let rooms = self.fit_check(node);
-        let more: Vec<_> =
-            id.accelerators.iter().filter(|a| rooms.reading_exceeds_known(a, None)).cloned().collect();
-        for accelerator in more {
-            if let Some(known) = node.accelerators.get_mut(&accelerator) {
-                known.needs_reading = true;
+        let fit_check = self.fit_check(node);
+        let exceeding: Vec<_> =
+            id.accelerators.iter().filter(|a| fit_check.reading_exceeds_known(a, None)).cloned().collect();
+        for accelerator in exceeding {
+            if let Some(accelerator_record) = node.accelerators.get_mut(&accelerator) {
+                accelerator_record.needs_reading = true;
             }
         }
     }
 
     /// Records a failed start for the requester. The delay before the next start grows with each failure.
-    fn record_failed_start(&self, node: &mut PairingNode, id: &PairingEngineId, why: EngineStopReason) {
+    fn record_failed_start(&self, node: &mut PairingNode, id: &PairingEngineId, reason: EngineStopReason) {
         let Some(engine) = node.engines.get(id) else { return };
         let first = !engine.state.is_stopping_or_gone();
         // The gate is open, or may be open since before a restart. So the requester cannot get another engine behind
@@ -224,7 +228,7 @@ impl PlanContext<'_> {
             PairingEngineState::Unknown | PairingEngineState::Awake | PairingEngineState::Draining { .. }
         );
         let failed = matches!(
-            why,
+            reason,
             EngineStopReason::StartFailed | EngineStopReason::WakeFailed | EngineStopReason::CanaryFailed
         );
         let requester = engine.requester().cloned().and_then(|r| node.requesters.get_mut(&r));
@@ -233,7 +237,7 @@ impl PlanContext<'_> {
             requester.delete_reason.get_or_insert(RequesterDeleteReason::EngineGone);
         }
         if failed && first {
-            requester.start_failed(why, self.now);
+            requester.start_failed(reason, self.now);
         }
     }
 }
@@ -279,10 +283,10 @@ impl PairingProvider {
 
 impl PairingEngine {
     /// Enters `Stopping`. Earlier failures no longer matter.
-    pub(super) fn begin_stop(&mut self, why: EngineStopReason, now: Tick) {
+    pub(super) fn begin_stop(&mut self, reason: EngineStopReason, now: Tick) {
         if !self.state.is_stopping_or_gone() {
             let asleep = !self.may_hold_full_memory();
-            self.enter(PairingEngineState::Stopping { asleep, reason: why }, now);
+            self.enter(PairingEngineState::Stopping { asleep, reason }, now);
             self.failure = None;
             self.stop_accepted = false;
         }

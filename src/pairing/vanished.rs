@@ -46,40 +46,40 @@ impl VanishedEngine {
     }
 
     fn holds_nothing(&self) -> bool {
-        self.reserved_host == Bytes::ZERO && self.reserved.values().all(|held| *held == Bytes::ZERO)
+        self.reserved_host == Bytes::ZERO && self.reserved.values().all(|bytes| *bytes == Bytes::ZERO)
     }
 }
 
 impl PairingNode {
     /// Keeps the reservations of a provider whose object vanished before its containers were seen to end.
     pub(super) fn provider_vanished(&mut self, id: &ProviderId, now: Tick) {
-        let pod = self.providers.get(id).and_then(|known| known.uid.clone());
-        let left = self.engines_in(id).map(|engine| VanishedEngine {
+        let pod = self.providers.get(id).and_then(|provider| provider.uid.clone());
+        let vanished = self.engines_in(id).map(|engine| VanishedEngine {
             engine: engine.id.clone(),
             pod: pod.clone().unwrap_or_else(|| "".into()),
             reserved: engine.id.accelerators.iter().map(|a| (a.clone(), engine.reserved)).collect(),
             reserved_host: engine.reserved_host,
             since: now,
         });
-        let left: Vec<_> = left.filter(|remains| !remains.holds_nothing()).collect();
+        let vanished: Vec<_> = vanished.filter(|vanished_engine| !vanished_engine.holds_nothing()).collect();
         self.provider_gone(id, now);
-        self.vanished.extend(left);
+        self.vanished.extend(vanished);
     }
 
     /// Releases the memory of a vanished Pod that was seen ended.
     pub(super) fn vanished_pod_ended(&mut self, pod: &Uid, now: Tick) {
-        self.release_vanished(now, |remains| remains.pod == *pod);
+        self.release_vanished(now, |vanished_engine| vanished_engine.pod == *pod);
     }
 
     /// Releases the memory of vanished Pods whose retention has expired.
     pub(super) fn release_expired(&mut self, settings: &PairingSettings, now: Tick) {
-        let over: Vec<bool> = self
+        let expired: Vec<bool> = self
             .vanished
             .iter()
-            .map(|remains| remains.until(self, settings).is_some_and(|until| until <= now))
+            .map(|vanished_engine| vanished_engine.until(self, settings).is_some_and(|until| until <= now))
             .collect();
-        let mut over = over.into_iter();
-        self.release_vanished(now, |_| over.next().unwrap_or_default());
+        let mut expired = expired.into_iter();
+        self.release_vanished(now, |_| expired.next().unwrap_or_default());
     }
 
     /// Caps vanished memory at a reading of the meter.
@@ -90,24 +90,30 @@ impl PairingNode {
         at: Tick,
         settings: &PairingSettings,
     ) {
-        for remains in self.vanished.iter_mut().filter(|remains| remains.since + settings.meter_lag <= at) {
-            if let Some(held) = remains.reserved.get_mut(a) {
-                *held = used.min(*held);
+        for vanished_engine in self
+            .vanished
+            .iter_mut()
+            .filter(|vanished_engine| vanished_engine.since + settings.meter_lag <= at)
+        {
+            if let Some(bytes) = vanished_engine.reserved.get_mut(a) {
+                *bytes = used.min(*bytes);
             }
-            if remains.reserved.values().all(|held| *held == Bytes::ZERO) {
-                remains.reserved_host = Bytes::ZERO;
+            if vanished_engine.reserved.values().all(|bytes| *bytes == Bytes::ZERO) {
+                vanished_engine.reserved_host = Bytes::ZERO;
             }
         }
-        self.vanished.retain(|remains| !remains.holds_nothing());
+        self.vanished.retain(|vanished_engine| !vanished_engine.holds_nothing());
     }
 
-    fn release_vanished(&mut self, now: Tick, mut which: impl FnMut(&VanishedEngine) -> bool) {
-        let (over, left) = std::mem::take(&mut self.vanished).into_iter().partition(|remains| which(remains));
-        self.vanished = left;
-        let over: Vec<VanishedEngine> = over;
-        for accelerator in over.iter().flat_map(|remains| remains.reserved.keys()) {
-            if let Some(known) = self.accelerators.get_mut(accelerator) {
-                known.last_engine_gone = Some(now);
+    fn release_vanished(&mut self, now: Tick, mut is_released: impl FnMut(&VanishedEngine) -> bool) {
+        let (released, remaining) = std::mem::take(&mut self.vanished)
+            .into_iter()
+            .partition(|vanished_engine| is_released(vanished_engine));
+        self.vanished = remaining;
+        let released: Vec<VanishedEngine> = released;
+        for accelerator in released.iter().flat_map(|vanished_engine| vanished_engine.reserved.keys()) {
+            if let Some(accelerator_record) = self.accelerators.get_mut(accelerator) {
+                accelerator_record.last_engine_gone = Some(now);
             }
         }
     }

@@ -101,7 +101,7 @@ impl SimulatedWorld {
         generation: Generation,
         accelerators: &[AcceleratorId],
         bytes: Bytes,
-        what: &str,
+        state: &str,
     ) {
         let covered = self.machine.reservations.get(engine).is_some_and(|booking| {
             booking.confirmed
@@ -112,20 +112,20 @@ impl SimulatedWorld {
         if !covered {
             let booking = self.machine.reservations.get(engine).cloned();
             self.record_violation(format!(
-                "{engine} {generation} is {what} with {bytes} on {accelerators:?}, but its booking is {booking:?}"
+                "{engine} {generation} is {state} with {bytes} on {accelerators:?}, but its booking is {booking:?}"
             ));
         }
     }
 
     /// Sleep and stop require a drained gate, unless the gate never was open.
-    pub(super) fn check_drained(&mut self, engine: &EngineId, generation: Generation, what: &str) -> bool {
+    pub(super) fn check_drained(&mut self, engine: &EngineId, generation: Generation, action: &str) -> bool {
         let Some(gate) = self.gates.get(engine).filter(|g| g.generation == generation) else {
-            self.record_violation(format!("{what} for {engine} {generation}, which has no gate"));
+            self.record_violation(format!("{action} for {engine} {generation}, which has no gate"));
             return false;
         };
         if gate.open || !gate.leases.is_empty() || (gate.was_opened && !gate.drained_delivered) {
             let message = format!(
-                "{what} for {engine} {generation} before it was drained: gate open {}, {} leases, drained {}",
+                "{action} for {engine} {generation} before it was drained: gate open {}, {} leases, drained {}",
                 gate.open,
                 gate.leases.len(),
                 gate.drained_delivered
@@ -153,35 +153,39 @@ impl SimulatedWorld {
     }
 
     /// An engine that is kept awake must not close for another model's turn or for idleness.
-    pub(super) fn check_kept_awake(&mut self, engine: &EngineId, why: CloseReason) {
+    pub(super) fn check_kept_awake(&mut self, engine: &EngineId, reason: CloseReason) {
         let open = self.gates.get(engine).is_some_and(|gate| gate.open);
-        if open && matches!(why, CloseReason::Turn | CloseReason::Idle) && self.is_kept_awake(engine) {
-            self.record_violation(format!("{engine} is deactivated ({why:?}) although it must stay awake"));
+        if open && matches!(reason, CloseReason::Turn | CloseReason::Idle) && self.is_kept_awake(engine) {
+            self.record_violation(format!(
+                "{engine} is deactivated ({reason:?}) although it must stay awake"
+            ));
         }
     }
 
     /// No gate may close for a model that is already served. No engine in use may close if a spare of its model that is
     /// still loading holds enough memory for the other model.
-    pub(super) fn check_eviction_needed(&mut self, engine: &EngineId, to: &EngineId) {
+    pub(super) fn check_eviction_needed(&mut self, engine: &EngineId, successor: &EngineId) {
         let serves =
-            |(id, gate): (&EngineId, &SimulatedGate)| id.model == to.model && gate.open && gate.public;
-        if self.gates.iter().any(serves) && !self.is_min_replica(to) {
-            self.record_violation(format!("{engine} is evicted for {to}, whose model is already served"));
+            |(id, gate): (&EngineId, &SimulatedGate)| id.model == successor.model && gate.open && gate.public;
+        if self.gates.iter().any(serves) && !self.is_min_replica(successor) {
+            self.record_violation(format!(
+                "{engine} is evicted for {successor}, whose model is already served"
+            ));
         }
         let busy = self.gates.get(engine).is_some_and(|gate| gate.open && !gate.leases.is_empty());
-        if let Some(spare) = self.sufficient_spare(engine, to).filter(|_| busy) {
+        if let Some(spare) = self.sufficient_spare(engine, successor).filter(|_| busy) {
             self.record_violation(format!(
-                "{engine} is evicted for {to} although the loading spare {spare} holds enough memory"
+                "{engine} is evicted for {successor} although the loading spare {spare} holds enough memory"
             ));
         }
     }
 
-    fn sufficient_spare(&self, engine: &EngineId, to: &EngineId) -> Option<EngineId> {
+    fn sufficient_spare(&self, engine: &EngineId, successor: &EngineId) -> Option<EngineId> {
         let configuration = &self.scenario.configuration;
-        let spec = configuration.models.iter().find(|spec| spec.name == to.model)?;
-        let own = configuration.models.iter().find(|spec| spec.name == engine.model)?;
-        let eviction = configuration.settings.eviction_of(own);
-        if eviction != EvictionPolicy::Residency || self.machine.processes.contains_key(to) {
+        let spec = configuration.models.iter().find(|spec| spec.name == successor.model)?;
+        let victim_spec = configuration.models.iter().find(|spec| spec.name == engine.model)?;
+        let eviction = configuration.settings.eviction_of(victim_spec);
+        if eviction != EvictionPolicy::Residency || self.machine.processes.contains_key(successor) {
             return None;
         }
         let free_for_it = |id: &AcceleratorId| {
@@ -194,15 +198,15 @@ impl SimulatedWorld {
                 self.machine.accelerators.get(id).is_some_and(|d| !d.lost && d.foreign_bytes == Bytes::ZERO);
             listed && well && self.machine.processes_on(id).filter(|p| p.profiling).count() <= 1
         };
-        let mut siblings = self.machine.processes.values().filter(|p| {
+        let mut other_replicas = self.machine.processes.values().filter(|p| {
             p.engine.model == engine.model && p.engine != *engine && p.phase == SimulatedProcessPhase::Loading
         });
-        let spare = siblings.find(|p| {
+        let spare = other_replicas.find(|p| {
             let untouched = self.gates.get(&p.engine).is_some_and(|gate| !gate.was_opened);
             let holds =
                 self.machine.reservations.get(&p.engine).map_or((Bytes::ZERO, 0), |b| (b.bytes, b.units));
             let bytes = spec.accelerators.bytes_per_account(spec.memory.awake);
-            let enough = holds.0 >= bytes && holds.1 >= self.units_of(to);
+            let enough = holds.0 >= bytes && holds.1 >= self.units_of(successor);
             untouched && enough && p.accelerators.iter().any(free_for_it)
         });
         spare.map(|p| p.engine.clone())
@@ -262,9 +266,9 @@ impl SimulatedWorld {
     }
 
     /// A command to a gone process is an error only if the fleet knows that it is gone.
-    fn check_exit_unreported(&mut self, engine: &EngineId, generation: Generation, what: &str) -> bool {
+    fn check_exit_unreported(&mut self, engine: &EngineId, generation: Generation, action: &str) -> bool {
         if !self.machine.unreported_exits.contains(&(engine.clone(), generation)) {
-            self.record_violation(format!("{what} for {engine} {generation}, which is known to be gone"));
+            self.record_violation(format!("{action} for {engine} {generation}, which is known to be gone"));
         }
         false
     }
@@ -328,8 +332,8 @@ impl SimulatedWorld {
     /// Every model has a line in the report, and every line a reason.
     pub(super) fn check_report(&mut self, plan: &Plan) {
         let report = self.fleet.report(plan);
-        for (model, line) in &report.models {
-            if line.reason.is_empty() {
+        for (model, model_report) in &report.models {
+            if model_report.reason.is_empty() {
                 self.violations.push(format!("the report gives no reason for {model}"));
             }
         }
@@ -344,12 +348,12 @@ impl SimulatedWorld {
         for accelerator in &view.accelerators {
             // An excess from adoption is allowed, but must be reported.
             let reported = report.accelerators.contains_key(&accelerator.id);
-            if let (Some(units), Some(taken)) = (accelerator.units, accelerator.units_taken)
-                && taken > units
+            if let (Some(units), Some(units_taken)) = (accelerator.units, accelerator.units_taken)
+                && units_taken > units
                 && !reported
             {
                 self.violations.push(format!(
-                    "{} has {taken} of {units} units taken, and the report does not say so",
+                    "{} has {units_taken} of {units} units taken, and the report does not say so",
                     accelerator.id
                 ));
             }
@@ -485,9 +489,10 @@ impl SimulatedWorld {
                     .push(format!("{} runs at the end, but its model is not configured", process.engine));
                 continue;
             };
-            let kept = self.is_kept_awake(&process.engine) || self.is_needed_by_dependents(&process.engine);
+            let must_stay =
+                self.is_kept_awake(&process.engine) || self.is_needed_by_dependents(&process.engine);
             let sleeps = spec.idle.sleep_after.or(spec.idle.stop_after);
-            if !kept && sleeps.is_some() && !matches!(process.phase, SimulatedProcessPhase::Asleep(_)) {
+            if !must_stay && sleeps.is_some() && !matches!(process.phase, SimulatedProcessPhase::Asleep(_)) {
                 self.violations.push(format!(
                     "{} is {:?} at the end although no request used it",
                     process.engine, process.phase

@@ -190,11 +190,11 @@ impl SimulatedCluster {
     pub fn run_until(&mut self, end: Tick) -> Result<(), ClusterInvariantViolation> {
         while let Some(next) = self.next_moment().filter(|next| *next <= end) {
             self.now = next.max(self.now);
-            let mut told = false;
-            while let Some(happening) = self.event_queue.pop_due(self.now) {
-                told |= self.handle_event(happening);
+            let mut has_event = false;
+            while let Some(event) = self.event_queue.pop_due(self.now) {
+                has_event |= self.handle_event(event);
             }
-            if told || self.pairing.next_deadline().is_some_and(|at| at <= self.now) {
+            if has_event || self.pairing.next_deadline().is_some_and(|at| at <= self.now) {
                 self.turn();
             }
             self.check_invariants();
@@ -234,8 +234,8 @@ impl SimulatedCluster {
         }
     }
 
-    fn handle_event(&mut self, happening: ClusterEvent) -> bool {
-        match happening {
+    fn handle_event(&mut self, event: ClusterEvent) -> bool {
+        match event {
             ClusterEvent::DeliverWatchEvent(epoch, event) => return self.deliver(epoch, &event),
             ClusterEvent::CommandArrives(command) => self.command_arrives(command),
             ClusterEvent::CommandFinishes(command) => self.command_finishes(command),
@@ -258,36 +258,36 @@ impl SimulatedCluster {
             ClusterEvent::HealNode(node) => self.heal_node(&node),
             ClusterEvent::DeleteLostPods(node) => self.delete_lost_pods(&node),
             ClusterEvent::RandomFault => self.random_fault(),
-            ClusterEvent::Action(deed) => self.apply_action(deed),
+            ClusterEvent::Action(action) => self.apply_action(action),
         }
         false
     }
 
-    fn schedule(&mut self, after: Millis, happening: ClusterEvent) {
-        self.event_queue.schedule(self.now + after, happening);
+    fn schedule(&mut self, after: Millis, event: ClusterEvent) {
+        self.event_queue.schedule(self.now + after, event);
     }
 
-    fn next_uid(&mut self, what: &str) -> String {
+    fn next_uid(&mut self, kind: &str) -> String {
         self.last_number += 1;
-        format!("{what}-{}", self.last_number)
+        format!("{kind}-{}", self.last_number)
     }
 
     fn random_duration(&mut self, (low, high): (u64, u64)) -> Millis {
         Millis(self.random.between(low, high))
     }
 
-    fn chance(&mut self, of: f64) -> bool {
-        !self.quiescing && self.random.chance(of)
+    fn chance(&mut self, probability: f64) -> bool {
+        !self.quiescing && self.random.chance(probability)
     }
 
-    fn count(&mut self, what: &'static str) {
-        *self.tally.entry(what).or_default() += 1;
+    fn count(&mut self, counter: &'static str) {
+        *self.tally.entry(counter).or_default() += 1;
     }
 
     fn record_line(&mut self, line: impl FnOnce() -> String) {
         let at = self.now;
-        if let Some(story) = &mut self.transcript {
-            story.push(format!("{at} {}", line()));
+        if let Some(transcript) = &mut self.transcript {
+            transcript.push(format!("{at} {}", line()));
         }
     }
 
@@ -312,7 +312,7 @@ impl SimulatedCluster {
 
     /// Processes of vanished Pods that the present leader can know of.
     fn known_vanished_processes(&self) -> impl Iterator<Item = &VanishedProcess> {
-        self.vanished_processes.iter().filter(|ghost| ghost.observed_by == Some(self.epoch))
+        self.vanished_processes.iter().filter(|vanished| vanished.observed_by == Some(self.epoch))
     }
 
     fn node_names(&self) -> BTreeSet<NodeName> {

@@ -16,9 +16,9 @@ pub struct FcfsOutcome {
     pub longest_wait: Millis,
 }
 
-/// Serves the trace with room for `places` awake models. `swap` is the time of sleep and wake together.
+/// Serves the trace with room for `slots` awake models. `swap` is the time of sleep and wake together.
 #[must_use]
-pub fn serve(trace: &[TraceArrival], places: usize, swap: Millis) -> FcfsOutcome {
+pub fn serve(trace: &[TraceArrival], slots: usize, swap: Millis) -> FcfsOutcome {
     let mut outcome = FcfsOutcome::default();
     // Awake models, least recently used first, with the end of their last stream.
     let mut awake: Vec<(u32, Millis)> = Vec::new();
@@ -28,7 +28,7 @@ pub fn serve(trace: &[TraceArrival], places: usize, swap: Millis) -> FcfsOutcome
         let mut until = Millis::ZERO;
         if let Some(at) = awake.iter().position(|(model, _)| *model == arrival.model) {
             until = awake.remove(at).1;
-        } else if awake.len() >= places.max(1) {
+        } else if awake.len() >= slots.max(1) {
             let (_, busy) = awake.remove(0);
             outcome.swaps += 1;
             now = now.max(busy) + swap;

@@ -235,8 +235,8 @@ impl SimulatedWorld {
         match self.machine.process(&engine, generation) {
             Some(process) if process.corrupt => self.end_exchange(id, ExchangeEnd::EngineFailed),
             Some(process) if process.hung => {
-                let late = WorldEvent::SilenceTimeout { client: id, serial };
-                self.event_queue.schedule(self.now + CANARY_TIMEOUT, late);
+                let timeout_event = WorldEvent::SilenceTimeout { client: id, serial };
+                self.event_queue.schedule(self.now + CANARY_TIMEOUT, timeout_event);
             }
             _ => {
                 *canary = false;
@@ -419,16 +419,16 @@ impl SimulatedWorld {
             }
         }
         for (engine, gate) in &mut self.gates {
-            let seen = (gate.leases.len() as u32, gate.last_lease_end, gate.last_byte);
-            gate.seen_busy |= seen.0 > 0;
-            if seen != gate.last_sample {
-                gate.last_sample = seen;
+            let sample = (gate.leases.len() as u32, gate.last_lease_end, gate.last_byte);
+            gate.seen_busy |= sample.0 > 0;
+            if sample != gate.last_sample {
+                gate.last_sample = sample;
                 events.push(Event::GateSampled {
                     engine: engine.clone(),
                     generation: gate.generation,
-                    leases: seen.0,
-                    last_lease_end: seen.1,
-                    last_byte: seen.2,
+                    leases: sample.0,
+                    last_lease_end: sample.1,
+                    last_byte: sample.2,
                     clients: gate.clients,
                     idle_gap: gate.idle_gap,
                 });

@@ -42,8 +42,8 @@ impl SimulatedWorld {
             let at = self.now + self.scenario.sources[number].offset;
             self.event_queue.schedule(at, WorldEvent::SourceDue(number));
         }
-        for (after, deed) in std::mem::take(&mut self.scenario.actions) {
-            self.event_queue.schedule(self.now + after, WorldEvent::Action(deed));
+        for (after, action) in std::mem::take(&mut self.scenario.actions) {
+            self.event_queue.schedule(self.now + after, WorldEvent::Action(action));
         }
         for injection in [
             FaultInjection::KillEngine,
@@ -122,8 +122,8 @@ impl SimulatedWorld {
                     // One closing in ten is permanent.
                     if self.random.chance(0.9) {
                         let opens = Millis(self.random.between(1, 20_000));
-                        let deed = ScenarioAction::SetStubGateClosed(engine.clone(), false);
-                        self.event_queue.schedule(self.now + opens, WorldEvent::Action(deed));
+                        let action = ScenarioAction::SetStubGateClosed(engine.clone(), false);
+                        self.event_queue.schedule(self.now + opens, WorldEvent::Action(action));
                     }
                     self.apply_action(ScenarioAction::SetStubGateClosed(engine, true));
                 }
@@ -141,8 +141,8 @@ impl SimulatedWorld {
         self.random.pick(&ids).cloned()
     }
 
-    pub(super) fn apply_action(&mut self, deed: ScenarioAction) {
-        match deed {
+    pub(super) fn apply_action(&mut self, action: ScenarioAction) {
+        match action {
             ScenarioAction::SendRequest(request) => self.request_arrives(request),
             ScenarioAction::OperatorAction(model, order) => self.submit_operator_action(model, order),
             ScenarioAction::RefuseNextWake(engine) => {
@@ -150,9 +150,9 @@ impl SimulatedWorld {
                     process.refuse_wake = true;
                 }
             }
-            ScenarioAction::DelayNextRelease(engine, late) => {
+            ScenarioAction::DelayNextRelease(engine, delay) => {
                 if let Some(process) = self.machine.processes.get_mut(&engine) {
-                    process.release_delay = Some(late);
+                    process.release_delay = Some(delay);
                 }
             }
             ScenarioAction::KillEngine(engine) => {
@@ -192,8 +192,9 @@ impl SimulatedWorld {
             ScenarioAction::SetForeignMemory(id, bytes) => {
                 let free = self.machine.used(&id);
                 if let Some(device) = self.machine.accelerators.get_mut(&id) {
-                    let ours = free.saturating_sub(device.foreign_bytes);
-                    device.foreign_bytes = Bytes(bytes.0.min(device.capacity.saturating_sub(ours).0));
+                    let free_for_models = free.saturating_sub(device.foreign_bytes);
+                    device.foreign_bytes =
+                        Bytes(bytes.0.min(device.capacity.saturating_sub(free_for_models).0));
                     if device.foreign_bytes > Bytes::ZERO {
                         self.tally.add("fault: foreign memory");
                     }
@@ -333,8 +334,8 @@ impl SimulatedWorld {
         self.inbox.clear();
         // Messages to the dead gateway never arrive; processes and clients continue. Events of ended processes are
         // dropped, too, since the engine's next generation may have the same number.
-        let lives = &self.machine.processes;
-        self.event_queue.retain(|happening| match happening {
+        let processes = &self.machine.processes;
+        self.event_queue.retain(|event| match event {
             WorldEvent::FleetEvent(_)
             | WorldEvent::ProbeCompletes { .. }
             | WorldEvent::PollStubGate { .. }
@@ -342,7 +343,7 @@ impl SimulatedWorld {
             | WorldEvent::ReadAllMeters => false,
             WorldEvent::ProcessStep { engine, generation, .. }
             | WorldEvent::HealthProbe { engine, generation, .. } => {
-                lives.get(engine).is_some_and(|process| process.generation == *generation)
+                processes.get(engine).is_some_and(|process| process.generation == *generation)
             }
             _ => true,
         });
@@ -402,9 +403,10 @@ impl SimulatedWorld {
                 bytes: match process.phase {
                     // The residue beyond that was not observed before the gateway died.
                     SimulatedProcessPhase::Asleep(_) => {
-                        let known = learned.get(&engine.model).and_then(|l| l.residue).unwrap_or_default();
-                        let known = process.spec.accelerators.bytes_per_account(known);
-                        process.spec.memory.asleep.max(known).min(process.spec.memory.awake)
+                        let learned_residue =
+                            learned.get(&engine.model).and_then(|l| l.residue).unwrap_or_default();
+                        let learned_residue = process.spec.accelerators.bytes_per_account(learned_residue);
+                        process.spec.memory.asleep.max(learned_residue).min(process.spec.memory.awake)
                     }
                     _ => process.spec.memory.awake,
                 },
@@ -481,9 +483,9 @@ impl SimulatedWorld {
     pub(super) fn stop_demand_and_faults(&mut self) {
         self.quiescing = true;
         self.scenario.fault_rates = super::FaultRates::default();
-        self.event_queue.retain(|happening| {
+        self.event_queue.retain(|event| {
             !matches!(
-                happening,
+                event,
                 WorldEvent::RequestArrives(_) | WorldEvent::SourceDue(_) | WorldEvent::InjectFault(_)
             )
         });

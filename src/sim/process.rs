@@ -104,13 +104,13 @@ impl SimulatedWorld {
         let Some(process) = self.machine.processes.get(engine) else {
             return;
         };
-        let happening = WorldEvent::ProcessStep {
+        let step_event = WorldEvent::ProcessStep {
             engine: engine.clone(),
             generation: process.generation,
             serial: process.serial,
             step,
         };
-        self.event_queue.schedule(self.now + after, happening);
+        self.event_queue.schedule(self.now + after, step_event);
     }
 
     pub(super) fn run_process_step(
@@ -199,7 +199,7 @@ impl SimulatedWorld {
     /// Allocates the cache from the memory measured free. The measurement is wrong if another engine allocated memory
     /// meanwhile.
     fn cache_allocated(&mut self, engine: EngineId, generation: Generation) {
-        let taken = self.machine.allocation_count(&engine);
+        let allocations = self.machine.allocation_count(&engine);
         let Some(process) = self.machine.process(&engine, generation) else {
             return;
         };
@@ -208,7 +208,7 @@ impl SimulatedWorld {
             !process.spec.profiles_memory(),
             process.allocations_at_profiling_start,
         );
-        if !explicit && taken != from {
+        if !explicit && allocations != from {
             self.record_violation(format!("{engine} measured free memory while another engine allocated"));
         }
         if self.allocate(&engine, awake) && !explicit {
@@ -241,7 +241,7 @@ impl SimulatedWorld {
     }
 
     fn process_slept(&mut self, engine: EngineId, generation: Generation) {
-        let late = self.random.chance(self.scenario.fault_rates.late_memory);
+        let is_late = self.random.chance(self.scenario.fault_rates.late_memory);
         let freeing = self.random_duration(self.scenario.hardware.release_time);
         let Some(process) = self.machine.process(&engine, generation) else {
             return;
@@ -254,10 +254,10 @@ impl SimulatedWorld {
         let freeing = if !self.machine.are_metered(&accelerators) {
             // Without a meter, late memory is invisible: a confirmed sleep counts.
             None
-        } else if let Some(late) = ordered {
+        } else if let Some(delay) = ordered {
             self.tally.add("fault: late memory");
-            Some(late)
-        } else if late {
+            Some(delay)
+        } else if is_late {
             self.tally.add("fault: late memory");
             Some(Millis(self.random.between(100, 5000)))
         } else {
@@ -290,12 +290,12 @@ impl SimulatedWorld {
     /// Schedules the next health probe of an awake engine.
     pub(super) fn schedule_health_probe(&mut self, engine: &EngineId) {
         if let Some(process) = self.machine.processes.get(engine) {
-            let happening = WorldEvent::HealthProbe {
+            let probe_event = WorldEvent::HealthProbe {
                 engine: engine.clone(),
                 generation: process.generation,
                 serial: process.serial,
             };
-            self.event_queue.schedule(self.now + self.scenario.hardware.health_interval, happening);
+            self.event_queue.schedule(self.now + self.scenario.hardware.health_interval, probe_event);
         }
     }
 

@@ -137,8 +137,8 @@ impl Scenario {
 
     /// Adds an action at a time after the start.
     #[must_use]
-    pub fn at(mut self, after: Millis, deed: ScenarioAction) -> Self {
-        self.actions.push((after, deed));
+    pub fn at(mut self, after: Millis, action: ScenarioAction) -> Self {
+        self.actions.push((after, action));
         self
     }
 }

@@ -15,39 +15,39 @@ use crate::{
 #[must_use]
 pub fn render_transcript(lines: &[JournalLine]) -> String {
     let start = lines.first().map_or(Tick(0), JournalLine::at);
-    let mut story = String::new();
+    let mut text = String::new();
     let mut last = Report::default();
     // The turns that the first header counts are missing from an earlier file, not from this one.
-    let mut known = None;
-    for life in lines.chunk_by(|_, next| !matches!(next, JournalLine::Header { .. })) {
-        if let Some(JournalLine::Header { at, dropped, .. }) = life.first() {
-            let missing = dropped.saturating_sub(known.unwrap_or(*dropped));
+    let mut known_dropped = None;
+    for gateway_run in lines.chunk_by(|_, next| !matches!(next, JournalLine::Header { .. })) {
+        if let Some(JournalLine::Header { at, dropped, .. }) = gateway_run.first() {
+            let missing = dropped.saturating_sub(known_dropped.unwrap_or(*dropped));
             if missing > 0 {
                 let at = format_offset(at.since(start));
-                story += &format!("{at}\n    {missing} turns are missing: they could not be written\n");
+                text += &format!("{at}\n    {missing} turns are missing: they could not be written\n");
             }
-            known = Some(*dropped);
+            known_dropped = Some(*dropped);
         }
-        render_gateway_run(life, start, &mut last, &mut story);
+        render_gateway_run(gateway_run, start, &mut last, &mut text);
     }
-    story
+    text
 }
 
-fn render_gateway_run(life: &[JournalLine], start: Tick, last: &mut Report, story: &mut String) {
-    journal::replay(life, |at, events, plan, fleet| {
+fn render_gateway_run(gateway_run: &[JournalLine], start: Tick, last: &mut Report, text: &mut String) {
+    journal::replay(gateway_run, |at, events, plan, fleet| {
         let events: Vec<&Event> = events.iter().filter(|event| is_shown(event)).collect();
         let report = fleet.report(plan);
         let changes = report_changes(last, &report);
         let readings = events.iter().all(|event| matches!(event, Event::MeterRead { .. }));
-        let looks = plan.commands.iter().all(|command| matches!(command, Command::ReadMeter { .. }));
-        if readings && looks && changes.is_empty() {
+        let only_reads = plan.commands.iter().all(|command| matches!(command, Command::ReadMeter { .. }));
+        if readings && only_reads && changes.is_empty() {
             return;
         }
         *last = report;
-        *story += &(format_offset(at.since(start)) + "\n");
-        story.extend(events.iter().map(|event| format!("    {event}\n")));
-        story.extend(plan.commands.iter().map(|command| format!("  > {command}\n")));
-        story.extend(changes.iter().map(|change| format!("  = {}\n", relativize_times(change, start))));
+        *text += &(format_offset(at.since(start)) + "\n");
+        text.extend(events.iter().map(|event| format!("    {event}\n")));
+        text.extend(plan.commands.iter().map(|command| format!("  > {command}\n")));
+        text.extend(changes.iter().map(|change| format!("  = {}\n", relativize_times(change, start))));
     });
 }
 
@@ -62,15 +62,15 @@ const fn is_shown(event: &Event) -> bool {
 
 /// The lines of a report that changed.
 fn report_changes(before: &Report, after: &Report) -> Vec<String> {
-    let line = |report: &Report, model: &ModelName| {
-        let line = report.models.get(model)?;
-        Some(format!("{model}: {}: {}", line.state.as_str(), line.reason))
+    let describe = |report: &Report, model: &ModelName| {
+        let model_report = report.models.get(model)?;
+        Some(format!("{model}: {}: {}", model_report.state.as_str(), model_report.reason))
     };
-    let models = after.models.keys().filter(|model| line(before, model) != line(after, model));
-    let mut changes: Vec<String> = models.filter_map(|model| line(after, model)).collect();
-    for (id, why) in &after.accelerators {
-        if before.accelerators.get(id) != Some(why) {
-            changes.push(format!("{id}: {why}"));
+    let models = after.models.keys().filter(|model| describe(before, model) != describe(after, model));
+    let mut changes: Vec<String> = models.filter_map(|model| describe(after, model)).collect();
+    for (id, reason) in &after.accelerators {
+        if before.accelerators.get(id) != Some(reason) {
+            changes.push(format!("{id}: {reason}"));
         }
     }
     changes

@@ -261,8 +261,8 @@ impl SimulatedWorld {
                 self.now = next;
                 self.turns_at_moment = 0;
             }
-            while let Some(happening) = self.event_queue.pop_due(self.now) {
-                self.handle_event(happening);
+            while let Some(event) = self.event_queue.pop_due(self.now) {
+                self.handle_event(event);
             }
             let timer = self.deadline.is_some_and(|at| at <= self.now);
             if timer || self.wakeup_pending || !self.inbox.is_empty() || !self.violations.is_empty() {
@@ -333,8 +333,8 @@ impl SimulatedWorld {
         }
     }
 
-    fn handle_event(&mut self, happening: WorldEvent) {
-        match happening {
+    fn handle_event(&mut self, event: WorldEvent) {
+        match event {
             WorldEvent::FleetEvent(event) => self.send_event(event),
             WorldEvent::SourceDue(source) => self.generate_requests(source),
             WorldEvent::RequestArrives(request) => self.request_arrives(request),
@@ -355,7 +355,7 @@ impl SimulatedWorld {
             WorldEvent::ReadMeter(accelerator) => self.read_meter(&accelerator),
             WorldEvent::ReadAllMeters => self.read_all_meters(),
             WorldEvent::InjectFault(injection) => self.inject(injection),
-            WorldEvent::Action(deed) => self.apply_action(deed),
+            WorldEvent::Action(action) => self.apply_action(action),
         }
     }
 

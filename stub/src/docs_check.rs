@@ -41,12 +41,12 @@ impl StubDocsSection {
     pub(crate) fn assert_flags_documented(&self) {
         let command = cli::StubArgs::command();
         let role = command.find_subcommand(self.role).expect("a role of that name");
-        let has: BTreeMap<String, &Arg> = role
+        let flags: BTreeMap<String, &Arg> = role
             .get_arguments()
             .filter(|arg| arg.get_id() != "help")
             .filter_map(|arg| Some((format!("--{}", arg.get_long()?), arg)))
             .collect();
-        let said: BTreeMap<String, String> = self
+        let documented: BTreeMap<String, String> = self
             .rows("Flag")
             .into_iter()
             .flat_map(|row| {
@@ -57,17 +57,18 @@ impl StubDocsSection {
                     .collect::<Vec<_>>()
             })
             .collect();
-        assert!(said.len() > 10, "{said:?}");
-        assert_eq!(said.keys().collect::<Vec<_>>(), has.keys().collect::<Vec<_>>());
-        for (flag, arg) in has {
-            let text = &said[&flag];
+        assert!(documented.len() > 10, "{documented:?}");
+        assert_eq!(documented.keys().collect::<Vec<_>>(), flags.keys().collect::<Vec<_>>());
+        for (flag, arg) in flags {
+            let text = &documented[&flag];
             let variable = arg.get_env().map(|name| name.to_str().unwrap().to_owned());
             let default = arg.get_default_values().iter().map(|value| value.to_str().unwrap().to_owned());
             // A switch defaults to off, which the page need not state.
-            for word in variable.into_iter().chain(default.filter(|word| word != "false")) {
+            for expected in variable.into_iter().chain(default.filter(|word| word != "false")) {
                 let words = text.split(|c: char| !(c.is_alphanumeric() || "_.-".contains(c)));
-                let found = words.clone().any(|shown| shown == word) || text.contains(&format!("`{word}`"));
-                assert!(found, "{flag}: {word} is not said in {text}");
+                let found =
+                    words.clone().any(|shown| shown == expected) || text.contains(&format!("`{expected}`"));
+                assert!(found, "{flag}: {expected} is not said in {text}");
             }
         }
     }
@@ -77,18 +78,18 @@ impl StubDocsSection {
         let (_, below) =
             self.text.split_once(&format!("\n### {heading}\n")).expect("a table of the port's paths");
         let below = Self { role: self.role, text: below.split("\n### ").next().unwrap().to_owned() };
-        let mut said = BTreeMap::<String, BTreeSet<String>>::new();
+        let mut documented = BTreeMap::<String, BTreeSet<String>>::new();
         for row in below.rows("Path") {
             for (path, methods) in paths(&row["Path"]) {
-                said.entry(path).or_default().extend(methods);
+                documented.entry(path).or_default().extend(methods);
             }
         }
-        let mut has = BTreeMap::new();
+        let mut served = BTreeMap::new();
         for path in routes(&router) {
             let methods = methods(router.clone(), &path).await;
-            has.insert(path, methods);
+            served.insert(path, methods);
         }
-        assert_eq!(said, has, "{heading}");
+        assert_eq!(documented, served, "{heading}");
     }
 }
 

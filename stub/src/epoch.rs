@@ -29,18 +29,18 @@ pub(crate) struct EpochTooFarAhead {
     highest_plausible: Epoch,
 }
 
-/// Checks whether a leader after epoch `newest` can have epoch `told`. `newest` is 0 before the first epoch.
-pub(crate) fn check_plausible(told: Epoch, newest: Epoch) -> Result<(), EpochTooFarAhead> {
-    check_plausible_at(told, newest, unix_seconds())
+/// Checks whether a leader after epoch `newest` can have epoch `epoch`. `newest` is 0 before the first epoch.
+pub(crate) fn check_plausible(epoch: Epoch, newest: Epoch) -> Result<(), EpochTooFarAhead> {
+    check_plausible_at(epoch, newest, unix_seconds())
 }
 
-fn check_plausible_at(told: Epoch, newest: Epoch, seconds: u64) -> Result<(), EpochTooFarAhead> {
-    let most = if newest == 0 {
+fn check_plausible_at(epoch: Epoch, newest: Epoch, seconds: u64) -> Result<(), EpochTooFarAhead> {
+    let highest_plausible = if newest == 0 {
         MAX_EPOCH
     } else {
         (newest.max(seconds / SECONDS_PER_EPOCH) + MAX_EPOCHS_AHEAD).min(MAX_EPOCH)
     };
-    if told > most { Err(EpochTooFarAhead { epoch: told, highest_plausible: most }) } else { Ok(()) }
+    if epoch > highest_plausible { Err(EpochTooFarAhead { epoch, highest_plausible }) } else { Ok(()) }
 }
 
 /// Seconds since 1970.
@@ -60,7 +60,7 @@ mod tests {
     fn an_epoch_may_be_ahead_by_a_day_of_the_last_one_and_of_the_time() {
         let now = 1_800_000_000;
         let time = now / SECONDS_PER_EPOCH;
-        for (told, newest, believed) in [
+        for (epoch, newest, believed) in [
             // The first epoch.
             (7, 0, true),
             (MAX_EPOCH, 0, true),
@@ -79,7 +79,7 @@ mod tests {
             // An older epoch passes here; the fence refuses it.
             (6, 7, true),
         ] {
-            assert_eq!(check_plausible_at(told, newest, now).is_ok(), believed, "{told} after {newest}");
+            assert_eq!(check_plausible_at(epoch, newest, now).is_ok(), believed, "{epoch} after {newest}");
         }
     }
 }

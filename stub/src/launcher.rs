@@ -190,37 +190,37 @@ impl Launcher {
             LauncherRejection::Failed(format!("cannot start instance {id}: {error}"))
         };
         let folder = self.settings.log_dir.clone();
-        let words: Vec<String> = self.settings.command.iter().chain(&options).cloned().collect();
+        let command_line: Vec<String> = self.settings.command.iter().chain(&options).cloned().collect();
         let plan = SpawnPlan {
-            command_line: words.clone(),
+            command_line: command_line.clone(),
             mark: format!("{}|{}|{id}", std::process::id(), random_id().map_err(|e| failed(e.to_string()))?),
         };
         let mark = plan.mark_entry();
-        let (family, name) = (Arc::clone(&self.children), id.clone());
-        let made = task::spawn_blocking(move || {
+        let (children, name) = (Arc::clone(&self.children), id.clone());
+        let spawned = task::spawn_blocking(move || {
             let log = InstanceLog::create(&folder, &name).map_err(spawn::Error::Log)?;
-            let process = plan.spawn(&spec, &log, &family)?;
+            let process = plan.spawn(&spec, &log, &children)?;
             Ok::<_, spawn::Error>((spec, log, process))
         });
-        let made = made.await.map_err(|error| failed(error.to_string()))?;
-        let (spec, log, process) = made.map_err(|error| failed(error.to_string()))?;
+        let spawned = spawned.await.map_err(|error| failed(error.to_string()))?;
+        let (spec, log, process) = spawned.map_err(|error| failed(error.to_string()))?;
         tracing::info!(instance = id, pid = process.pid(), "engine started");
         let log = Arc::new(log);
-        let (control, orders) = supervisor::stop_channel();
-        let keeper = EngineSupervisor {
+        let (control, stop_receiver) = supervisor::stop_channel();
+        let engine_supervisor = EngineSupervisor {
             id,
-            probe: ReadinessProbe::new(&words, process.pid(), mark),
+            probe: ReadinessProbe::new(&command_line, process.pid(), mark),
             process,
             log: Arc::clone(&log),
             log_cap: self.settings.log_cap,
             grace: self.settings.grace,
             registry: Arc::clone(&self.registry),
             children: Arc::clone(&self.children),
-            stop_receiver: orders,
+            stop_receiver,
         };
         // The supervisor starts after the registration, so that the engine's end is published after its start.
         let created = self.registry.add_started(reservation, spec, control, log);
-        task::spawn(keeper.run());
+        task::spawn(engine_supervisor.run());
         Ok(created)
     }
 
@@ -237,18 +237,18 @@ impl Launcher {
     /// Refuses new instances and ends all running engines.
     async fn shut_down(&self) -> anyhow::Result<()> {
         self.registry.stop_accepting();
-        let mut news = self.registry.subscribe();
-        let gone = async {
+        let mut revisions = self.registry.subscribe();
+        let all_removed = async {
             // Some engines may still be starting.
             while !self.registry.is_empty() {
                 self.registry.stop_handles().iter().for_each(|control| control.stop.notify_one());
                 // `self` holds the registry, so the sender cannot be dropped.
-                drop(news.changed().await);
+                drop(revisions.changed().await);
             }
         };
-        let gone = timeout(self.settings.grace + KILL_TIMEOUT, gone).await;
+        let all_removed = timeout(self.settings.grace + KILL_TIMEOUT, all_removed).await;
         self.registry.end_watches();
-        gone.map_err(|_| anyhow::anyhow!("an engine still runs after SIGKILL"))?;
+        all_removed.map_err(|_| anyhow::anyhow!("an engine still runs after SIGKILL"))?;
         let family = Arc::clone(&self.children);
         let cleared = timeout(KILL_TIMEOUT, task::spawn_blocking(move || family.kill_leftovers())).await;
         cleared

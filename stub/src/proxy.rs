@@ -99,8 +99,8 @@ fn serve(args: &ProxyArgs) -> Result<(), Error> {
         let (ends, _) = watch::channel(false);
         let mut servers = listen_all(args, &proxy, &ends)?;
         let relaying = relay::start(&proxy, starts)?;
-        let keeper = Arc::clone(&proxy);
-        tokio::spawn(async move { keeper.gate.run().await });
+        let gate_owner = Arc::clone(&proxy);
+        tokio::spawn(async move { gate_owner.gate.run().await });
         if let Some(file) = args.server_ip_file.clone() {
             tokio::spawn(target::follow_file(Arc::clone(&proxy), file, args.server_port));
         }

@@ -59,7 +59,7 @@ impl PeerDisconnect {
     /// Completes when the peer has disconnected.
     pub(crate) async fn wait(mut self) {
         // An error means that the connection itself has ended.
-        drop(self.0.wait_for(|gone| *gone).await);
+        drop(self.0.wait_for(|disconnected| *disconnected).await);
     }
 }
 
@@ -126,8 +126,8 @@ impl HttpBody for IdleTimeoutBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
             ready!(self.idle_timer.as_mut().poll(cx));
-            let why = format!("no byte of the body arrived for {} s", self.idle_timeout.as_secs());
-            return Poll::Ready(Some(Err(why.into())));
+            let message = format!("no byte of the body arrived for {} s", self.idle_timeout.as_secs());
+            return Poll::Ready(Some(Err(message.into())));
         };
         let next = Instant::now() + self.idle_timeout;
         self.idle_timer.as_mut().reset(next);
@@ -157,7 +157,7 @@ async fn serve_with_limits(
     let router = router.layer(middleware::map_request(move |request: Request| async move {
         request.map(|body| Body::new(IdleTimeoutBody::new(body, limits.body_idle_timeout)))
     }));
-    let places = Arc::new(Semaphore::new(limits.max_connections));
+    let permits = Arc::new(Semaphore::new(limits.max_connections));
     let open = GracefulShutdown::new();
     loop {
         let accepted = tokio::select! {
@@ -173,15 +173,15 @@ async fn serve_with_limits(
                 continue;
             }
         };
-        let place = tokio::select! {
+        let permit = tokio::select! {
             biased;
             _ = ends.wait_for(|ends| *ends) => break,
-            place = Arc::clone(&places).acquire_owned() => place,
+            place = Arc::clone(&permits).acquire_owned() => place,
         };
         drop(stream.set_nodelay(true));
-        let (noticed, gone) = watch::channel(false);
-        let router = router.clone().layer(Extension(PeerDisconnect(gone)));
-        let stream = EofDetectingStream { stream, eof_tx: noticed };
+        let (eof_tx, eof_rx) = watch::channel(false);
+        let router = router.clone().layer(Extension(PeerDisconnect(eof_rx)));
+        let stream = EofDetectingStream { stream, eof_tx };
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_TIMEOUT)
@@ -192,7 +192,7 @@ async fn serve_with_limits(
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a controller's connection broke");
             }
-            drop(place);
+            drop(permit);
         });
     }
     drop(listener);

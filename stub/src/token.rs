@@ -49,21 +49,21 @@ impl BearerToken {
     /// # Errors
     /// The file cannot be read, or holds no token.
     pub(crate) fn from_file(file: PathBuf) -> io::Result<Self> {
-        let held = Mutex::new(LastReadToken { token: read(&file)?, failing: false });
-        Ok(Self::File { file, last_read: held })
+        let last_read = Mutex::new(LastReadToken { token: read(&file)?, failing: false });
+        Ok(Self::File { file, last_read })
     }
 
     /// Whether the request presents this token.
     pub(crate) fn is_presented(&self, headers: &HeaderMap) -> bool {
-        let shown = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).and_then(bearer_token);
-        let Some(shown) = shown else { return false };
+        let presented = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).and_then(bearer_token);
+        let Some(presented) = presented else { return false };
         match self {
-            Self::File { file, last_read: held } => {
-                let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
-                held.refresh(file);
-                constant_time_eq(shown, held.token.as_bytes())
+            Self::File { file, last_read } => {
+                let mut last_read = last_read.lock().unwrap_or_else(PoisonError::into_inner);
+                last_read.refresh(file);
+                constant_time_eq(presented, last_read.token.as_bytes())
             }
-            Self::Hashed(hash) => TokenHash::of(shown) == *hash,
+            Self::Hashed(hash) => TokenHash::of(presented) == *hash,
         }
     }
 }
@@ -109,7 +109,7 @@ impl FromStr for TokenHash {
 fn read(file: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(file)?.take(MAX_TOKEN_FILE_BYTES + 1).read_to_string(&mut text)?;
-    let refused = |why| Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    let refused = |message| Err(io::Error::new(io::ErrorKind::InvalidData, message));
     match text.trim() {
         _ if text.len() as u64 > MAX_TOKEN_FILE_BYTES => refused("the file is too long for a token"),
         "" => refused("the file holds no token"),

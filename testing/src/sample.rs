@@ -29,16 +29,16 @@ pub fn size<T>(whole: T, sampled: T) -> T {
     if is_soak() { whole } else { sampled }
 }
 
-/// All of these cases in the soak. In the gate, `most` of them by the day, in their order; the choice is printed.
+/// All of these cases in the soak. In the gate, `max_cases` of them by the day, in their order; the choice is printed.
 #[must_use]
-pub fn cases<T: Copy + std::fmt::Debug>(all: &[T], most: usize) -> Vec<T> {
-    if is_soak() || all.len() <= most {
+pub fn cases<T: Copy + std::fmt::Debug>(all: &[T], max_cases: usize) -> Vec<T> {
+    if is_soak() || all.len() <= max_cases {
         return all.to_vec();
     }
     let day = day();
-    let chosen = chosen(day, all.len(), most);
+    let chosen = chosen(day, all.len(), max_cases);
     let cases: Vec<T> = chosen.into_iter().filter_map(|at| all.get(at).copied()).collect();
-    println!("{most} of {} cases, ROUSE_DAY={day}: {cases:?}", all.len());
+    println!("{max_cases} of {} cases, ROUSE_DAY={day}: {cases:?}", all.len());
     cases
 }
 
@@ -49,9 +49,9 @@ pub fn first_seed(all: u64, sampled: u64) -> u64 {
 }
 
 /// The day's cases out of `of`: consecutive days take the next ones in turn.
-fn chosen(day: u64, of: usize, most: usize) -> Vec<usize> {
-    let first = usize::try_from(day).unwrap_or_default().wrapping_mul(most) % of;
-    let mut chosen: Vec<usize> = (0..most).map(|n| (first + n) % of).collect();
+fn chosen(day: u64, of: usize, max_cases: usize) -> Vec<usize> {
+    let first = usize::try_from(day).unwrap_or_default().wrapping_mul(max_cases) % of;
+    let mut chosen: Vec<usize> = (0..max_cases).map(|n| (first + n) % of).collect();
     chosen.sort_unstable();
     chosen
 }
@@ -66,8 +66,9 @@ mod tests {
     fn a_few_days_have_every_case() {
         for (of, most) in [(8, 2), (7, 3), (30, 4), (5, 5)] {
             let days = u64::try_from(of).unwrap();
-            let seen: BTreeSet<usize> = (1000..1000 + days).flat_map(|day| chosen(day, of, most)).collect();
-            assert_eq!(seen, (0..of).collect(), "{most} of {of}");
+            let covered: BTreeSet<usize> =
+                (1000..1000 + days).flat_map(|day| chosen(day, of, most)).collect();
+            assert_eq!(covered, (0..of).collect(), "{most} of {of}");
             assert_eq!(chosen(1000, of, most).into_iter().collect::<BTreeSet<_>>().len(), most);
         }
     }

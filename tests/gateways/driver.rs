@@ -45,11 +45,12 @@ impl MultiGatewayHarness {
     }
 
     pub(super) fn deliver_published(&mut self, gateway: usize, engine: &EngineId) {
-        let known = self.gateways[gateway].fleet.engine(engine).map(|e| e.generation).unwrap_or_default();
+        let known_generation =
+            self.gateways[gateway].fleet.engine(engine).map(|e| e.generation).unwrap_or_default();
         let (generation, published) = match self.published.get(engine) {
             Some((generation, Some(published))) => (*generation, Some(published.clone())),
-            Some((generation, None)) => (known.max(*generation), None),
-            None => (known, None),
+            Some((generation, None)) => (known_generation.max(*generation), None),
+            None => (known_generation, None),
         };
         self.send(gateway, Event::Published { engine: engine.clone(), generation, published });
     }
@@ -70,9 +71,9 @@ impl MultiGatewayHarness {
         }
         broken.extend(gateway.fleet.next_deadline().filter(|at| *at <= now).map(|at| format!("due at {at}")));
         self.violations.extend(broken.into_iter().map(|text| format!("gateway {number}: {text}")));
-        if let Some(told) = &mut self.transcript {
-            told.extend(events.iter().map(|event| format!("{now} {number} < {event}")));
-            told.extend(plan.commands.iter().map(|command| format!("{now} {number} > {command}")));
+        if let Some(transcript) = &mut self.transcript {
+            transcript.extend(events.iter().map(|event| format!("{now} {number} < {event}")));
+            transcript.extend(plan.commands.iter().map(|command| format!("{now} {number} > {command}")));
         }
         self.check_role(number, &plan.commands);
         self.execute(number, plan.commands);
@@ -107,11 +108,11 @@ impl MultiGatewayHarness {
             let generation = gate.generation;
             let at = |lease: &&FakeLease| lease.engine == *engine && lease.generation == generation;
             let all = self.leases.iter().filter(at).count();
-            let own = self.leases.iter().filter(at).filter(|lease| lease.gateway == number).count();
-            let seen = (own as u32, gate.last_lease_end);
-            if seen != gate.last_sample {
-                gate.last_sample = seen;
-                let (leases, last_end, last_byte) = (seen.0, seen.1, self.now);
+            let own_leases = self.leases.iter().filter(at).filter(|lease| lease.gateway == number).count();
+            let sample = (own_leases as u32, gate.last_lease_end);
+            if sample != gate.last_sample {
+                gate.last_sample = sample;
+                let (leases, last_end, last_byte) = (sample.0, sample.1, self.now);
                 let clients = TurnClients::default();
                 let engine = engine.clone();
                 events.push(Event::GateSampled {
@@ -125,7 +126,7 @@ impl MultiGatewayHarness {
                 });
             }
             // The leader's count comes from the stub, which knows all gateways' requests.
-            let left = if leader { all } else { own };
+            let left = if leader { all } else { own_leases };
             if gate.closing && left == 0 {
                 gate.closing = false;
                 events.push(Event::Drained { engine: engine.clone(), generation });
@@ -320,9 +321,9 @@ impl MultiGatewayHarness {
 
     /// Publishes this gateway's state for the others.
     pub(super) fn publish(&mut self, number: usize) {
-        let said = self.gateways[number].fleet.demand();
-        if said != self.gateways[number].published_demand {
-            self.gateways[number].published_demand = said;
+        let demand = self.gateways[number].fleet.demand();
+        if demand != self.gateways[number].published_demand {
+            self.gateways[number].published_demand = demand;
             for other in (0..GATEWAYS).filter(|other| *other != number) {
                 self.gateways[other].unseen_gateways.insert(number);
             }

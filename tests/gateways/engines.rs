@@ -114,10 +114,10 @@ impl MultiGatewayHarness {
         self.set_phase(&engine, generation, FakeProcessPhase::Stopping, soon);
     }
 
-    pub(super) fn check_unused(&mut self, engine: &EngineId, generation: Generation, what: &str) {
+    pub(super) fn check_unused(&mut self, engine: &EngineId, generation: Generation, action: &str) {
         let used = self.leases.iter().filter(|l| l.engine == *engine && l.generation == generation).count();
         if used > 0 {
-            self.violation(format!("{engine} is {what} with {used} leases"));
+            self.violation(format!("{engine} is {action} with {used} leases"));
         }
     }
 

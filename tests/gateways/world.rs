@@ -187,8 +187,8 @@ impl MultiGatewayHarness {
         Err(format!("somebody waits for ever: {waiting:?}, {engines:?}, {:?}", self.processes))
     }
 
-    fn count(&mut self, what: &'static str) {
-        *self.tally.entry(what).or_default() += 1;
+    fn count(&mut self, counter: &'static str) {
+        *self.tally.entry(counter).or_default() += 1;
     }
 
     fn violation(&mut self, text: String) {
@@ -201,10 +201,10 @@ impl MultiGatewayHarness {
 
     /// Starts a new gateway as a follower that will receive all published state.
     fn start_gateway(&mut self, gateway: usize) {
-        let said = (0..GATEWAYS).filter(|other| *other != gateway);
+        let others = (0..GATEWAYS).filter(|other| *other != gateway);
         let fresh = FakeGateway {
             unseen_engines: self.published.keys().cloned().collect(),
-            unseen_gateways: said.collect(),
+            unseen_gateways: others.collect(),
             ..FakeGateway::default()
         };
         self.gateways[gateway] = fresh;
@@ -218,9 +218,9 @@ impl MultiGatewayHarness {
     fn elect(&mut self, gateway: usize) {
         if self.leader != gateway {
             self.count("leaders changed");
-            let (old, known) = (self.leader, self.known_engines(self.leader));
+            let (old, known_engines) = (self.leader, self.known_engines(self.leader));
             self.send(old, Event::LeadershipChanged { leads: false });
-            self.gateways[old].unseen_engines.extend(known);
+            self.gateways[old].unseen_engines.extend(known_engines);
         }
         self.leader = gateway;
         self.delayed_events.clear();

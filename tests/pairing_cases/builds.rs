@@ -12,9 +12,9 @@ use rouse::{
 use crate::harness::*;
 
 fn of_build(build: u64, fingerprint: u64) -> RequestedEngine {
-    let mut asked = ask(ProviderMode::Launcher, fingerprint);
-    (asked.sizes.awake, asked.build) = (Bytes::gib(20), Some(LauncherBuild(build)));
-    asked
+    let mut requested = ask(ProviderMode::Launcher, fingerprint);
+    (requested.sizes.awake, requested.build) = (Bytes::gib(20), Some(LauncherBuild(build)));
+    requested
 }
 
 fn on_a(fingerprint: u64) -> PairingEngineId {
@@ -27,7 +27,7 @@ fn launcher() -> ProviderId {
 
 /// Reports the launcher of `a` as ready, with this build.
 fn ready(case: &mut PairingCase, build: u64) {
-    case.provider(&launcher(), ProviderPhase::Ready, |seen| seen.build = Some(LauncherBuild(build)));
+    case.provider(&launcher(), ProviderPhase::Ready, |observed| observed.build = Some(LauncherBuild(build)));
 }
 
 fn edited(case: &mut PairingCase, build: u64) {
@@ -37,9 +37,9 @@ fn edited(case: &mut PairingCase, build: u64) {
     });
 }
 
-fn awake(case: &mut PairingCase, requester: &str, asked: RequestedEngine) -> PairingEngineId {
-    let id = on_a(asked.fingerprint.0);
-    case.requester(requester, asked, &["a"], |_| ());
+fn awake(case: &mut PairingCase, requester: &str, requested: RequestedEngine) -> PairingEngineId {
+    let id = on_a(requested.fingerprint.0);
+    case.requester(requester, requested, &["a"], |_| ());
     case.launched(&id);
     case.finalized(requester);
     id
@@ -72,7 +72,7 @@ fn an_edited_ones_launcher_that_never_became_ready_makes_way_without_pause() {
     let mut case = PairingCase::new(1);
     case.requester("one", of_build(1, 1), &["a"], |_| ());
     case.done(makes_launcher_for("one"));
-    case.provider(&launcher(), ProviderPhase::Pending, |seen| seen.build = Some(LauncherBuild(1)));
+    case.provider(&launcher(), ProviderPhase::Pending, |observed| observed.build = Some(LauncherBuild(1)));
     edited(&mut case, 1);
     case.requester("one", of_build(2, 1), &["a"], |_| ());
     case.done(deletes_launcher);

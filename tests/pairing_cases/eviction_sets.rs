@@ -24,10 +24,10 @@ const BUDGET: Bytes = Bytes::gib(8);
 fn asleep(accelerators: usize, all: &[(u64, &[&str])]) -> PairingCase {
     let mut case = PairingCase::new(accelerators);
     for (number, (gib, on)) in (1..).zip(all) {
-        let mut asked = ask(ProviderMode::Sleep, number);
-        asked.sizes.asleep = Bytes::gib(*gib);
+        let mut requested = ask(ProviderMode::Sleep, number);
+        requested.sizes.asleep = Bytes::gib(*gib);
         let name = format!("of-{number}");
-        let id = case.cold_start(&name, asked, on);
+        let id = case.cold_start(&name, requested, on);
         case.put_to_sleep(&name, &id);
     }
     case
@@ -35,12 +35,12 @@ fn asleep(accelerators: usize, all: &[(u64, &[&str])]) -> PairingCase {
 
 /// An awake engine in the launcher of its lowest accelerator, which is created if it is missing.
 fn awake_in_launcher(case: &mut PairingCase, number: u64, gib: u64, on: &[&str]) -> PairingEngineId {
-    let mut asked = ask(ProviderMode::Launcher, number);
-    asked.sizes.asleep = Bytes::gib(gib);
+    let mut requested = ask(ProviderMode::Launcher, number);
+    requested.sizes.asleep = Bytes::gib(gib);
     let id = engine(ProviderMode::Launcher, number, on);
     case.launcher_ready(on.first().expect("an accelerator"));
     let name = format!("of-{number}");
-    case.requester(&name, asked, on, |_| ());
+    case.requester(&name, requested, on, |_| ());
     case.launched(&id);
     case.finalized(&name);
     id
@@ -70,9 +70,9 @@ fn kept(case: &PairingCase) -> Vec<String> {
         lines.push(format!("  {id}{place} keeps {held} of each"));
     }
     for a in case.node().accelerators.keys() {
-        let kept = case.node().reserved(a);
-        let over = kept.saturating_sub(BUDGET);
-        lines.push(format!("{a}: {kept} of {BUDGET} are kept, {over} too much"));
+        let reserved = case.node().reserved(a);
+        let over = reserved.saturating_sub(BUDGET);
+        lines.push(format!("{a}: {reserved} of {BUDGET} are kept, {over} too much"));
     }
     lines
 }
@@ -82,15 +82,15 @@ fn report(case: &mut PairingCase, mode: ProviderMode, on: &[&str]) -> String {
     let (mut lines, sleepers) = (kept(case), sleepers(case));
     let one_by_one = one_by_one(case, &sleepers, on);
     case.requester("new", ask(mode, 99), on, |_| ());
-    let gone: Vec<&PairingEngineId> =
+    let evicted: Vec<&PairingEngineId> =
         sleepers.iter().map(|s| &s.id).filter(|id| case.has(ends(id))).collect();
     let words =
         |ids: &[&PairingEngineId]| ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
-    assert_ne!(gone, one_by_one, "it is no example");
+    assert_ne!(evicted, one_by_one, "it is no example");
     let new: Vec<AcceleratorId> = on.iter().map(|a| AcceleratorId::from(*a)).collect();
     lines.push(format!("an engine is to be launched on {}", accelerator_list(&new)));
     lines.push(format!("one by one: {}", words(&one_by_one)));
-    lines.push(format!("deleted:    {}", words(&gone)));
+    lines.push(format!("deleted:    {}", words(&evicted)));
     case.advance(Millis::secs(1));
     lines.push(format!("it waits: {}", case.reason("new")));
     lines.join("\n")
@@ -102,21 +102,21 @@ fn one_by_one<'a>(
     sleepers: &'a [PairingEngine],
     on: &[&str],
 ) -> Vec<&'a PairingEngineId> {
-    let mut gone = BTreeSet::new();
+    let mut evicted = BTreeSet::new();
     for a in on.iter().map(|a| AcceleratorId::from(*a)) {
-        let mut kept = case.node().reserved(&a);
+        let mut reserved = case.node().reserved(&a);
         for sleeper in sleepers.iter().filter(|s| s.uses(&a)) {
-            if gone.contains(&sleeper.id) {
-                kept = kept.saturating_sub(sleeper.reserved);
+            if evicted.contains(&sleeper.id) {
+                reserved = reserved.saturating_sub(sleeper.reserved);
             }
         }
         for sleeper in sleepers.iter().filter(|s| s.uses(&a)) {
-            if kept > BUDGET && gone.insert(&sleeper.id) {
-                kept = kept.saturating_sub(sleeper.reserved);
+            if reserved > BUDGET && evicted.insert(&sleeper.id) {
+                reserved = reserved.saturating_sub(sleeper.reserved);
             }
         }
     }
-    sleepers.iter().map(|s| &s.id).filter(|id| gone.contains(id)).collect()
+    sleepers.iter().map(|s| &s.id).filter(|id| evicted.contains(id)).collect()
 }
 
 #[test]
@@ -191,11 +191,14 @@ fn nothing_goes_before_the_last_sleep_of_any_launcher_has_settled() {
     let from = case.now;
     for step in [Millis::ZERO, Millis::secs(59), Millis(999), Millis(1)] {
         case.advance(step);
-        let gone = sleepers(&case).into_iter().filter(|s| case.has(ends(&s.id))).map(|s| s.id.to_string());
-        let gone: Vec<String> = gone.collect();
-        let what = if gone.is_empty() { "nothing".to_owned() } else { gone.join(" and ") };
+        let evicted = sleepers(&case).into_iter().filter(|s| case.has(ends(&s.id))).map(|s| s.id.to_string());
+        let gone: Vec<String> = evicted.collect();
+        let evicted_text = if gone.is_empty() { "nothing".to_owned() } else { gone.join(" and ") };
         let reason = case.reason("new");
-        lines.push(format!("{} after the last sleep: {what} is deleted; {reason}", case.now.since(from)));
+        lines.push(format!(
+            "{} after the last sleep: {evicted_text} is deleted; {reason}",
+            case.now.since(from)
+        ));
     }
     insta::assert_snapshot!(lines.join("\n"));
 }

@@ -29,7 +29,7 @@ fn requester_deleted_while_its_provider_starts() {
     case.done(unbinds(&id));
     case.finalized("one");
     assert!(!case.has_finalizer("one"));
-    case.provider(&ProviderId::direct(&id), ProviderPhase::Terminated, |seen| seen.deleting = true);
+    case.provider(&ProviderId::direct(&id), ProviderPhase::Terminated, |observed| observed.deleting = true);
     case.provider_gone(&ProviderId::direct(&id));
     assert_eq!(case.node().reserved(&"a".into()), Bytes::ZERO);
 }
@@ -38,7 +38,7 @@ fn requester_deleted_while_its_provider_starts() {
 fn provider_deleted_or_evicted() {
     let mut case = PairingCase::new(1);
     let id = case.cold_start("one", ask(ProviderMode::Sleep, 1), &["a"]);
-    case.provider(&ProviderId::direct(&id), ProviderPhase::Ready, |seen| seen.deleting = true);
+    case.provider(&ProviderId::direct(&id), ProviderPhase::Ready, |observed| observed.deleting = true);
     assert!(case.has(deletes("one")), "another requester comes in its place");
     case.done(unbinds(&id));
     assert_eq!(case.known(&id).reserved, Bytes::gib(60), "it is not gone yet");
@@ -73,12 +73,12 @@ fn a_launcher_is_started_anew() {
     let mut case = PairingCase::new(1);
     let id = launched(&mut case, 1);
     let launcher = ProviderId::launcher("a".into());
-    case.provider(&launcher, ProviderPhase::Running, |seen| seen.restarts = 1);
+    case.provider(&launcher, ProviderPhase::Running, |observed| observed.restarts = 1);
     assert!(case.has(deletes("one")));
     // The new container might have launched an engine meanwhile: the engine counts as gone once the launcher reports
     // so.
     assert_eq!(case.known(&id).reserved, Bytes::gib(60));
-    case.provider(&launcher, ProviderPhase::Ready, |seen| seen.restarts = 1);
+    case.provider(&launcher, ProviderPhase::Ready, |observed| observed.restarts = 1);
     case.complete(queries(&id), condition(QueriedCondition::Absent));
     assert_eq!(case.known(&id).reserved, Bytes::ZERO);
 }
@@ -90,12 +90,12 @@ fn the_controller_was_down_while_both_were_deleted() {
     let record = case.record(&id);
     case.lead(1, 2);
     let now = case.now;
-    case.requester("one", ask(ProviderMode::Sleep, 1), &["a"], |seen| {
-        (seen.deleting_since, seen.terminated, seen.stub_container, seen.finalizer) =
+    case.requester("one", ask(ProviderMode::Sleep, 1), &["a"], |observed| {
+        (observed.deleting_since, observed.terminated, observed.stub_container, observed.finalizer) =
             (Some(now), true, None, true);
     });
-    case.provider(&ProviderId::direct(&id), ProviderPhase::Terminated, |seen| {
-        (seen.deleting, seen.records) = (true, vec![record]);
+    case.provider(&ProviderId::direct(&id), ProviderPhase::Terminated, |observed| {
+        (observed.deleting, observed.records) = (true, vec![record]);
     });
     assert!(!case.has(unbinds(&id)), "nothing is decided before everything was seen");
     case.on(PairingEvent::Listed);
@@ -113,9 +113,13 @@ fn the_controller_is_restarted_and_adopts_what_runs() {
     let (record, other) = (case.record(&used), case.record(&sleeper));
     let used_last = other.last_used;
     case.lead(2, 2);
-    case.requester("one", ask(ProviderMode::Sleep, 1), &["a"], |seen| seen.finalizer = true);
-    case.provider(&ProviderId::direct(&used), ProviderPhase::Ready, |seen| seen.records = vec![record]);
-    case.provider(&ProviderId::direct(&sleeper), ProviderPhase::Ready, |seen| seen.records = vec![other]);
+    case.requester("one", ask(ProviderMode::Sleep, 1), &["a"], |observed| observed.finalizer = true);
+    case.provider(&ProviderId::direct(&used), ProviderPhase::Ready, |observed| {
+        observed.records = vec![record]
+    });
+    case.provider(&ProviderId::direct(&sleeper), ProviderPhase::Ready, |observed| {
+        observed.records = vec![other]
+    });
     case.on(PairingEvent::Listed);
     // An engine that has not been queried yet counts as awake.
     assert_eq!(case.node().reserved(&"b".into()), Bytes::gib(60));
@@ -135,7 +139,7 @@ fn a_bound_sleeper_found_after_a_restart_counts_as_awake_and_is_woken() {
     let record = case.record(&id);
     case.lead(1, 2);
     case.requester("one", ask(ProviderMode::Sleep, 1), &["a"], |_| ());
-    case.provider(&ProviderId::direct(&id), ProviderPhase::Ready, |seen| seen.records = vec![record]);
+    case.provider(&ProviderId::direct(&id), ProviderPhase::Ready, |observed| observed.records = vec![record]);
     case.on(PairingEvent::Listed);
     case.complete(queries(&id), asleep());
     assert_eq!(
@@ -153,7 +157,7 @@ fn a_sleeper_that_does_not_say_how_deeply_keeps_its_host_memory_and_is_woken_as_
     case.put_to_sleep("one", &id);
     let record = case.record(&id);
     case.lead(1, 2);
-    case.provider(&ProviderId::direct(&id), ProviderPhase::Ready, |seen| seen.records = vec![record]);
+    case.provider(&ProviderId::direct(&id), ProviderPhase::Ready, |observed| observed.records = vec![record]);
     case.on(PairingEvent::Listed);
     case.complete(queries(&id), condition(QueriedCondition::AsleepAtUnknownLevel { residue: None }));
     assert_eq!(case.known(&id).reserved, Bytes::gib(2));
@@ -205,8 +209,8 @@ fn the_stub_cannot_be_reached() {
     case.advance(Millis(150));
     case.done(opens(&id));
     // The stub's container is a new one: gated, and without a target.
-    case.requester("one", ask(ProviderMode::Sleep, 1), &["a"], |seen| {
-        seen.stub_container = Some("other".into())
+    case.requester("one", ask(ProviderMode::Sleep, 1), &["a"], |observed| {
+        observed.stub_container = Some("other".into())
     });
     case.done(opens(&id));
 }
@@ -248,14 +252,14 @@ fn a_canary_that_fails_is_followed_by_a_cold_start() {
     cold_start_follows(&mut case, &id, "the last: the engine answered but could not serve");
 }
 
-fn cold_start_follows(case: &mut PairingCase, id: &rouse::pairing::ids::PairingEngineId, why: &str) {
+fn cold_start_follows(case: &mut PairingCase, id: &rouse::pairing::ids::PairingEngineId, reason: &str) {
     let before = generation(case.known(id));
     case.done(ends(id));
     case.done(unbinds(id));
     assert!(!case.has(deletes("two")), "the requester stays");
     case.provider_gone(&ProviderId::direct(id));
     assert_eq!(case.failures("two"), 1, "it is counted");
-    assert!(case.reason("two").contains(why), "{}", case.reason("two"));
+    assert!(case.reason("two").contains(reason), "{}", case.reason("two"));
     case.advance(Millis::secs(1));
     assert!(case.has(creates(id)));
     assert!(generation(case.known(id)) > before);
@@ -304,8 +308,8 @@ fn a_drain_ends_before_the_kubelet_kills_the_stub() {
     for (grace, expected) in [(None, 30), (Some(110), 30), (Some(30), 25), (Some(5), 1), (Some(0), 1)] {
         let mut case = PairingCase::new(1);
         let id = case.cold_start("one", ask(ProviderMode::Sleep, 1), &["a"]);
-        case.requester("one", ask(ProviderMode::Sleep, 1), &["a"], |seen| {
-            seen.grace = grace.map(Millis::secs)
+        case.requester("one", ask(ProviderMode::Sleep, 1), &["a"], |observed| {
+            observed.grace = grace.map(Millis::secs)
         });
         case.delete("one");
         let Some(PairingCommand {
@@ -389,7 +393,7 @@ fn a_requester_that_was_served_before_a_restart_is_replaced_when_its_engine_is_n
     let mut case = PairingCase::new(1);
     let id = case.cold_start("one", ask(ProviderMode::Sleep, 1), &["a"]);
     case.lead(1, 2);
-    case.requester("one", ask(ProviderMode::Sleep, 1), &["a"], |seen| seen.finalizer = true);
+    case.requester("one", ask(ProviderMode::Sleep, 1), &["a"], |observed| observed.finalizer = true);
     case.on(PairingEvent::Listed);
     // The requester's gate is open to a vanished engine, so another engine must not start behind it.
     assert!(case.has(deletes("one")) && !case.has(creates(&id)));
@@ -401,8 +405,8 @@ fn a_requester_whose_engine_never_answers_after_a_restart_is_replaced() {
     let id = case.cold_start("one", ask(ProviderMode::Sleep, 1), &["a"]);
     let record = case.record(&id);
     case.lead(1, 2);
-    case.requester("one", ask(ProviderMode::Sleep, 1), &["a"], |seen| seen.finalizer = true);
-    case.provider(&ProviderId::direct(&id), ProviderPhase::Ready, |seen| seen.records = vec![record]);
+    case.requester("one", ask(ProviderMode::Sleep, 1), &["a"], |observed| observed.finalizer = true);
+    case.provider(&ProviderId::direct(&id), ProviderPhase::Ready, |observed| observed.records = vec![record]);
     case.on(PairingEvent::Listed);
     case.advance(rouse::pairing::settings::PairingSettings::default().start_timeout);
     assert!(case.has(ends(&id)) && case.has(deletes("one")));
@@ -420,14 +424,14 @@ fn nothing_is_made_behind_a_gate_that_a_leader_before_may_have_left_open() {
         case.requester("r", ask(mode, 1), &["a"], |_| ());
         case.on(PairingEvent::Listed);
         let id = engine(mode, 1, &["a"]);
-        let begun = |case: &PairingCase| case.has(creates(&id)) || case.has(binds(&id));
-        assert!(case.has(closes_requester_gate("r")) && !begun(&case));
+        let has_started = |case: &PairingCase| case.has(creates(&id)) || case.has(binds(&id));
+        assert!(case.has(closes_requester_gate("r")) && !has_started(&case));
         assert_eq!(case.reason("r"), "the stub's gate is not confirmed closed");
         case.refused(closes_requester_gate("r"));
-        assert!(!begun(&case));
+        assert!(!has_started(&case));
         case.advance(Millis(20));
         case.done(closes_requester_gate("r"));
-        assert!(begun(&case));
+        assert!(has_started(&case));
     }
 }
 
@@ -438,8 +442,8 @@ fn a_gate_that_was_closed_in_one_container_may_be_open_in_the_next() {
     case.lead(1, 2);
     case.requester("r", ask(ProviderMode::Sleep, 1), &["a"], |_| ());
     case.on(PairingEvent::Listed);
-    case.requester("r", ask(ProviderMode::Sleep, 1), &["a"], |seen| {
-        seen.stub_container = Some("anew".into())
+    case.requester("r", ask(ProviderMode::Sleep, 1), &["a"], |observed| {
+        observed.stub_container = Some("anew".into())
     });
     case.done(closes_requester_gate("r"));
     assert!(!case.has(creates(&engine(ProviderMode::Sleep, 1, &["a"]))));
@@ -459,7 +463,7 @@ fn a_stub_closes_its_gate_while_it_says_which_accelerators_it_has_and_a_serving_
     let record = case.record(&id);
     case.lead(1, 2);
     case.requester("r", ask(ProviderMode::Sleep, 1), &[], |_| ());
-    case.provider(&ProviderId::direct(&id), ProviderPhase::Ready, |seen| seen.records = vec![record]);
+    case.provider(&ProviderId::direct(&id), ProviderPhase::Ready, |observed| observed.records = vec![record]);
     case.on(PairingEvent::Listed);
     case.done(finalizes("r"));
     assert!(case.has(asks("r", false)), "its engine may be serving: {:#?}", case.story);

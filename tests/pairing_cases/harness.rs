@@ -169,7 +169,7 @@ impl PairingCase {
         on: &[&str],
         change: impl FnOnce(&mut ObservedRequester),
     ) {
-        let mut seen = ObservedRequester {
+        let mut observed = ObservedRequester {
             requested: ask,
             created: self.now,
             stub_container: Some("stub".into()),
@@ -179,23 +179,24 @@ impl PairingCase {
             terminated: false,
             finalizer: self.node().requesters.get(&id.into()).is_some_and(|known| known.observed.finalizer),
         };
-        change(&mut seen);
-        self.on(PairingEvent::RequesterObserved { node: node(), requester: id.into(), observed: seen });
+        change(&mut observed);
+        self.on(PairingEvent::RequesterObserved { node: node(), requester: id.into(), observed });
     }
 
     pub(crate) fn delete(&mut self, id: &str) {
-        let mut seen =
+        let mut observed =
             self.node().requesters.get(&RequesterId::from(id)).expect("it is known").observed.clone();
-        seen.deleting_since = Some(self.now);
-        self.on(PairingEvent::RequesterObserved { node: node(), requester: id.into(), observed: seen });
+        observed.deleting_since = Some(self.now);
+        self.on(PairingEvent::RequesterObserved { node: node(), requester: id.into(), observed });
     }
 
     /// Kills a requester without grace: its accelerators are reassigned at once.
     pub(crate) fn kill(&mut self, id: &str) {
-        let mut seen =
+        let mut observed =
             self.node().requesters.get(&RequesterId::from(id)).expect("it is known").observed.clone();
-        (seen.deleting_since, seen.terminated, seen.stub_container) = (Some(self.now), true, None);
-        self.on(PairingEvent::RequesterObserved { node: node(), requester: id.into(), observed: seen });
+        (observed.deleting_since, observed.terminated, observed.stub_container) =
+            (Some(self.now), true, None);
+        self.on(PairingEvent::RequesterObserved { node: node(), requester: id.into(), observed });
     }
 
     pub(crate) fn provider(
@@ -204,7 +205,7 @@ impl PairingCase {
         stage: ProviderPhase,
         change: impl FnOnce(&mut ObservedProvider),
     ) {
-        let mut seen = ObservedProvider {
+        let mut observed = ObservedProvider {
             uid: "uid".into(),
             phase: stage,
             deleting: false,
@@ -213,8 +214,8 @@ impl PairingCase {
             memory_limit: None,
             records: Vec::new(),
         };
-        change(&mut seen);
-        self.on(PairingEvent::ProviderObserved { node: node(), provider: id.clone(), observed: seen });
+        change(&mut observed);
+        self.on(PairingEvent::ProviderObserved { node: node(), provider: id.clone(), observed });
     }
 
     pub(crate) fn provider_gone(&mut self, id: &ProviderId) {
@@ -255,9 +256,9 @@ impl PairingCase {
         like: impl Fn(&PairingAction) -> bool,
         result: Result<CommandReply, CommandFailure>,
     ) {
-        let mut taken = self.take(like);
+        let mut matching = self.take(like);
         let command =
-            taken.pop().unwrap_or_else(|| panic!("it was not ordered; the story: {:#?}", self.story));
+            matching.pop().unwrap_or_else(|| panic!("it was not ordered; the story: {:#?}", self.story));
         let (target, serial) = (command.action.target(), command.serial);
         self.on(PairingEvent::Outcome { node: node(), target, serial, result });
     }
@@ -273,9 +274,14 @@ impl PairingCase {
     // Longer sequences
 
     /// Creates and starts this requester's engine in its own Pod, and opens its gate.
-    pub(crate) fn cold_start(&mut self, id: &str, asked: RequestedEngine, on: &[&str]) -> PairingEngineId {
-        let id_of = engine(asked.mode, asked.fingerprint.0, on);
-        self.requester(id, asked, on, |_| ());
+    pub(crate) fn cold_start(
+        &mut self,
+        id: &str,
+        requested: RequestedEngine,
+        on: &[&str],
+    ) -> PairingEngineId {
+        let id_of = engine(requested.mode, requested.fingerprint.0, on);
+        self.requester(id, requested, on, |_| ());
         self.done(creates(&id_of));
         self.provider(&ProviderId::direct(&id_of), ProviderPhase::Ready, |_| ());
         self.done(sends_canary(&id_of));
@@ -286,15 +292,15 @@ impl PairingCase {
     }
 
     /// Starts this requester's engine in any mode, and opens its gate.
-    pub(crate) fn started(&mut self, id: &str, asked: RequestedEngine, on: &[&str]) -> PairingEngineId {
-        if asked.mode != ProviderMode::Launcher {
-            return self.cold_start(id, asked, on);
+    pub(crate) fn started(&mut self, id: &str, requested: RequestedEngine, on: &[&str]) -> PairingEngineId {
+        if requested.mode != ProviderMode::Launcher {
+            return self.cold_start(id, requested, on);
         }
-        let id_of = engine(asked.mode, asked.fingerprint.0, on);
+        let id_of = engine(requested.mode, requested.fingerprint.0, on);
         if let Some(lowest) = on.first() {
             self.launcher_ready(lowest);
         }
-        self.requester(id, asked, on, |_| ());
+        self.requester(id, requested, on, |_| ());
         self.launched(&id_of);
         self.finalized(id);
         id_of

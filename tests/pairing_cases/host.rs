@@ -65,23 +65,23 @@ fn over_all_pods_and_launchers_of_a_node() {
     let (mut case, all) = all_awake();
     let mut lines = vec![format!("sleepers may keep {HOST}")];
     for (id, level) in &all {
-        let place = case.known(id).provider.clone();
-        let what = goes(&mut case, id);
+        let provider = case.known(id).provider.clone();
+        let outcome = goes(&mut case, id);
         case.advance(Millis::secs(61));
         lines.push(format!(
-            "{id} in {place}, level {level:?}: {what}; {} are kept",
+            "{id} in {provider}, level {level:?}: {outcome}; {} are kept",
             case.node().reserved_host()
         ));
         assert!(case.node().reserved_host() <= HOST);
     }
     for (number, on, level) in [(98, "d", Two), (99, "e", Auto)] {
-        let mut asked = ask(ProviderMode::Launcher, number);
-        asked.level = level;
+        let mut requested = ask(ProviderMode::Launcher, number);
+        requested.level = level;
         let id = engine(ProviderMode::Launcher, number, &[on]);
         case.launcher_ready(on);
-        case.requester(&format!("of-{number}"), asked, &[on], |_| ());
-        let gone = all.iter().filter(|(id, _)| case.has(ends(id))).map(|(id, _)| id.to_string());
-        let gone: Vec<String> = gone.collect();
+        case.requester(&format!("of-{number}"), requested, &[on], |_| ());
+        let evicted = all.iter().filter(|(id, _)| case.has(ends(id))).map(|(id, _)| id.to_string());
+        let gone: Vec<String> = evicted.collect();
         assert!(gone.is_empty(), "an engine that is awake takes none of the sleepers' host RAM: {gone:?}");
         assert!(
             case.has(binds(&id)),
@@ -95,7 +95,7 @@ fn over_all_pods_and_launchers_of_a_node() {
 
 /// Sets the observed memory limit of a provider's Pod.
 fn limited(case: &mut PairingCase, provider: &ProviderId, limit: Bytes) {
-    case.provider(provider, ProviderPhase::Ready, |seen| seen.memory_limit = Some(limit));
+    case.provider(provider, ProviderPhase::Ready, |observed| observed.memory_limit = Some(limit));
 }
 
 /// What keeps this engine from a sleep at level 1.

@@ -13,10 +13,10 @@ use crate::harness::*;
 
 /// An engine of which many fit on an accelerator, asleep and awake.
 fn small(fingerprint: u64) -> RequestedEngine {
-    let mut asked = ask(ProviderMode::Launcher, fingerprint);
-    (asked.sizes.awake, asked.sizes.asleep, asked.build) =
+    let mut requested = ask(ProviderMode::Launcher, fingerprint);
+    (requested.sizes.awake, requested.sizes.asleep, requested.build) =
         (Bytes::gib(10), Bytes::gib(1), Some(LauncherBuild(1)));
-    asked
+    requested
 }
 
 fn on_a(fingerprint: u64) -> PairingEngineId {
@@ -35,7 +35,7 @@ fn launcher_of(most: u32) -> PairingCase {
     let mut case = PairingCase::new(1);
     holds(&mut case, most);
     let launcher = ProviderId::launcher("a".into());
-    case.provider(&launcher, ProviderPhase::Ready, |seen| seen.build = Some(LauncherBuild(1)));
+    case.provider(&launcher, ProviderPhase::Ready, |observed| observed.build = Some(LauncherBuild(1)));
     case
 }
 

@@ -20,7 +20,7 @@ fn crash(case: &mut PairingCase) {
     case.done(makes_launcher);
     case.provider(&launcher, ProviderPhase::Crashed, |_| ());
     case.done(deletes_launcher);
-    case.provider(&launcher, ProviderPhase::Terminated, |seen| seen.deleting = true);
+    case.provider(&launcher, ProviderPhase::Terminated, |observed| observed.deleting = true);
     case.provider_gone(&launcher);
 }
 
@@ -109,7 +109,7 @@ fn pauses() -> PairingCase {
         }
         case.done(makes_launcher);
         let launcher = ProviderId::launcher("a".into());
-        case.provider(&launcher, ProviderPhase::Crashed, |seen| seen.build = Some(LauncherBuild(1)));
+        case.provider(&launcher, ProviderPhase::Crashed, |observed| observed.build = Some(LauncherBuild(1)));
         case.done(deletes_launcher);
         case.provider_gone(&launcher);
         assert!(case.reason("one").contains("failed") && case.reason("one").contains("never ready"));
@@ -130,7 +130,7 @@ fn one_of_another_build_is_made_at_once() {
     assert!(case.has(makes_launcher), "{}", case.reason("one"));
     let launcher = ProviderId::launcher("a".into());
     case.done(makes_launcher);
-    case.provider(&launcher, ProviderPhase::Crashed, |seen| seen.build = Some(LauncherBuild(2)));
+    case.provider(&launcher, ProviderPhase::Crashed, |observed| observed.build = Some(LauncherBuild(2)));
     case.done(deletes_launcher);
     case.provider_gone(&launcher);
     assert_eq!(pause(&mut case), Millis::secs(10), "it is the first of its build that crashed");

@@ -14,9 +14,9 @@ use crate::harness::*;
 
 /// An engine of which three fit on an accelerator.
 fn small(fingerprint: u64) -> RequestedEngine {
-    let mut asked = ask(ProviderMode::Sleep, fingerprint);
-    asked.sizes.awake = Bytes::gib(20);
-    asked
+    let mut requested = ask(ProviderMode::Sleep, fingerprint);
+    requested.sizes.awake = Bytes::gib(20);
+    requested
 }
 
 fn on_a(fingerprint: u64) -> PairingEngineId {

@@ -21,7 +21,7 @@ fn plain_a_provider_comes_and_goes_with_its_requester() {
     assert!(!case.has(sleeps(&id)));
     case.done(ends(&id));
     case.done(unbinds(&id));
-    case.provider(&ProviderId::direct(&id), ProviderPhase::Terminated, |seen| seen.deleting = true);
+    case.provider(&ProviderId::direct(&id), ProviderPhase::Terminated, |observed| observed.deleting = true);
     case.provider_gone(&ProviderId::direct(&id));
     case.finalized("one");
     assert!(case.node().engines.is_empty() && case.node().providers.is_empty());
@@ -130,12 +130,14 @@ fn a_leader_that_comes_meanwhile_goes_by_what_the_requester_says_now() {
         case.lead(1, 2);
         let says = |case: &mut PairingCase| {
             let now = RequestedEngine { level: Two, ..ask(ProviderMode::Sleep, 1) };
-            case.requester("one", now, &["a"], |seen| seen.finalizer = true);
+            case.requester("one", now, &["a"], |observed| observed.finalizer = true);
         };
         if requester_first {
             says(&mut case);
         }
-        case.provider(&ProviderId::direct(&id), ProviderPhase::Ready, |seen| seen.records = vec![record]);
+        case.provider(&ProviderId::direct(&id), ProviderPhase::Ready, |observed| {
+            observed.records = vec![record]
+        });
         if !requester_first {
             says(&mut case);
         }

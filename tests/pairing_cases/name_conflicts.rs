@@ -29,8 +29,9 @@ fn observe_name_holder(
     record: &EngineRecord,
     deleting: bool,
 ) {
-    case.provider(&ProviderId::direct(id), stage, |seen| {
-        (seen.uid, seen.records, seen.deleting) = ("elder".into(), vec![record.clone()], deleting);
+    case.provider(&ProviderId::direct(id), stage, |observed| {
+        (observed.uid, observed.records, observed.deleting) =
+            ("elder".into(), vec![record.clone()], deleting);
     });
 }
 

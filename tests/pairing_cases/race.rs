@@ -64,7 +64,7 @@ fn the_newcomer_waits_when_the_engine_before_does_not_answer_until_its_pod_is_se
     assert!(!case.has(creates(&new)), "a reservation does not shrink because an order was given");
     assert_eq!(case.known(&old).reserved, Bytes::gib(60));
     case.on(PairingEvent::RequesterGone { node: node(), requester: "one".into() });
-    case.provider(&ProviderId::direct(&old), ProviderPhase::Terminated, |seen| seen.deleting = true);
+    case.provider(&ProviderId::direct(&old), ProviderPhase::Terminated, |observed| observed.deleting = true);
     assert!(case.has(creates(&new)));
 }
 

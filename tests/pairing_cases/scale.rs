@@ -70,7 +70,7 @@ fn requester(node: &NodeName, number: usize, index: u32) -> PairingEvent {
         level: SleepLevelPolicy::One,
         stop_after: None,
     };
-    let seen = ObservedRequester {
+    let observed = ObservedRequester {
         requested: ask,
         created: NOW,
         stub_container: Some("stub".into()),
@@ -83,6 +83,6 @@ fn requester(node: &NodeName, number: usize, index: u32) -> PairingEvent {
     PairingEvent::RequesterObserved {
         node: node.clone(),
         requester: format!("{number}-{index}").into(),
-        observed: seen,
+        observed,
     }
 }

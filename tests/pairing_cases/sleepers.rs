@@ -15,10 +15,10 @@ use crate::harness::*;
 fn sleepers(case: &mut PairingCase, all: &[(u64, &[&str])]) -> Vec<PairingEngineId> {
     let mut ids = Vec::new();
     for (fingerprint, on) in all {
-        let mut asked = ask(ProviderMode::Sleep, *fingerprint);
-        asked.sizes.asleep = Bytes::gib(3);
+        let mut requested = ask(ProviderMode::Sleep, *fingerprint);
+        requested.sizes.asleep = Bytes::gib(3);
         let name = format!("of-{fingerprint}");
-        let id = case.cold_start(&name, asked, on);
+        let id = case.cold_start(&name, requested, on);
         case.put_to_sleep(&name, &id);
         ids.push(id);
     }
@@ -70,9 +70,9 @@ fn nothing_is_deleted_before_the_last_sleep_has_settled() {
 fn the_targets_own_residue_does_not_count_against_its_wake() {
     let mut case = PairingCase::new(1);
     let ids = sleepers(&mut case, &[(1, &["a"]), (2, &["a"]), (3, &["a"])]);
-    let mut asked = ask(ProviderMode::Sleep, 1);
-    asked.sizes.asleep = Bytes::gib(3);
-    case.requester("again", asked, &["a"], |_| ());
+    let mut requested = ask(ProviderMode::Sleep, 1);
+    requested.sizes.asleep = Bytes::gib(3);
+    case.requester("again", requested, &["a"], |_| ());
     assert!(case.has(binds(&ids[0])), "the other two are within the budget");
     assert!(!ids.iter().any(|id| case.has(ends(id))));
 }
@@ -186,12 +186,12 @@ fn a_sleeper_is_ended_once_it_has_slept_for_as_long_as_it_may_and_nobody_wants_i
 #[test]
 fn a_sleeper_that_has_lost_its_adapters_is_started_anew_and_not_woken() {
     let mut case = PairingCase::new(1);
-    let mut asked = ask(ProviderMode::Sleep, 1);
-    asked.level = SleepLevelPolicy::Two;
-    let id = case.cold_start("one", asked.clone(), &["a"]);
+    let mut requested = ask(ProviderMode::Sleep, 1);
+    requested.level = SleepLevelPolicy::Two;
+    let id = case.cold_start("one", requested.clone(), &["a"]);
     case.put_to_sleep("one", &id);
-    asked.level = SleepLevelPolicy::OneOrStop;
-    case.requester("two", asked, &["a"], |_| ());
+    requested.level = SleepLevelPolicy::OneOrStop;
+    case.requester("two", requested, &["a"], |_| ());
     assert!(case.has(ends(&id)) && !case.has(binds(&id)), "{:#?}", case.story);
     assert!(case.reason("two").contains("loses its LoRA adapters"), "{}", case.reason("two"));
     case.done(ends(&id));

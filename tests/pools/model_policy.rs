@@ -60,10 +60,10 @@ fn once_the_cooldown_is_over_the_other_starts() {
     assert_eq!(world.state(&engine("first")), "Asleep(1)");
 }
 
-/// `mine` occupies what `theirs` needs. A model's own policy overrides the settings.
-fn both(settings: EvictionPolicy, mine: Option<EvictionPolicy>) -> PoolHarness {
-    let mine = ModelSpec { eviction: mine, ..model("mine", 80) };
-    let mut world = PoolHarness::new(vec![gpu(100)], vec![mine, model("theirs", 60)]);
+/// `own_policy` occupies what `theirs` needs. A model's own policy overrides the settings.
+fn both(settings: EvictionPolicy, own_policy: Option<EvictionPolicy>) -> PoolHarness {
+    let own_model = ModelSpec { eviction: own_policy, ..model("mine", 80) };
+    let mut world = PoolHarness::new(vec![gpu(100)], vec![own_model, model("theirs", 60)]);
     world.configure(|configuration| configuration.settings.eviction = settings);
     world.ask("mine");
     world.finish_requests(engine("mine"));
@@ -116,15 +116,21 @@ fn a_model_with_a_short_queue_refuses_its_own_newest_and_nobody_elses() {
         configuration.settings.queue.max_waiting = 5;
         configuration.models.push(model("others", 60));
     });
-    let ours: Vec<_> = (0..4).map(|_| world.ask("theirs")).collect();
-    let others: Vec<_> = (0..4).map(|_| world.ask("others")).collect();
-    assert_eq!(world.refused.keys().collect::<Vec<_>>(), [&ours[2], &ours[3], &others[3]]);
+    let own_waiters: Vec<_> = (0..4).map(|_| world.ask("theirs")).collect();
+    let other_waiters: Vec<_> = (0..4).map(|_| world.ask("others")).collect();
+    assert_eq!(
+        world.refused.keys().collect::<Vec<_>>(),
+        [&own_waiters[2], &own_waiters[3], &other_waiters[3]]
+    );
     let message = |waiter| match &world.refused[waiter] {
         Fault::QueueFull { message, wait } => (message.as_str(), wait.position),
         fault => panic!("{fault:?}"),
     };
-    assert_eq!(message(&ours[3]), ("too many requests wait for 'theirs' (the model's queue.maxWaiting)", 3));
-    assert_eq!(message(&others[3]), ("too many requests wait (queue.maxWaiting)", 4));
+    assert_eq!(
+        message(&own_waiters[3]),
+        ("too many requests wait for 'theirs' (the model's queue.maxWaiting)", 3)
+    );
+    assert_eq!(message(&other_waiters[3]), ("too many requests wait (queue.maxWaiting)", 4));
 }
 
 #[test]

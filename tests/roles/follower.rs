@@ -115,9 +115,9 @@ fn who_waits_at_a_follower_is_told_of_a_start_that_failed_as_at_the_leader() {
         world.arrive("a");
         let leaders_now = world.now + Millis::secs(ahead);
         assert_eq!(world.publish_failed("a", 1, leaders_now, 0), [], "the leader tries it once more");
-        let told = refused(&world.publish_failed("a", 2, leaders_now, 4)).to_string();
-        assert!(told.starts_with("Model 'a' failed to become ready: last start failed at "), "{told}");
-        assert!(told.contains("(exited:3), 2 failures in a row; next attempt at "), "{told}");
+        let refusal = refused(&world.publish_failed("a", 2, leaders_now, 4)).to_string();
+        assert!(refusal.starts_with("Model 'a' failed to become ready: last start failed at "), "{refusal}");
+        assert!(refusal.contains("(exited:3), 2 failures in a row; next attempt at "), "{refusal}");
         assert!(world.reason("a").starts_with("failed"), "{}", world.reason("a"));
         let Fault::ModelNotReady { wait, .. } = refused(&world.after(1).arrive("a")).clone() else {
             panic!("it is left alone");
@@ -190,14 +190,14 @@ fn a_follower_that_shuts_down_tells_its_own_and_stops_nothing() {
 /// The leader may have reserved its dependencies, or be about to: a follower refuses only what can never fit.
 #[test]
 fn a_follower_refuses_nobody_for_what_is_needed_and_may_be_coming() {
-    let needs = |name: &str, other: &str| {
+    let needs_text = |name: &str, other: &str| {
         let mut spec = model(name);
         (spec.memory.awake, spec.dependencies) = (Bytes::gib(8), vec![other.into()]);
         spec
     };
     let mut small = model("small");
     small.memory.awake = Bytes::gib(8);
-    let models = vec![model("a"), needs("never", "a"), small, needs("top", "small")];
+    let models = vec![model("a"), needs_text("never", "a"), small, needs_text("top", "small")];
     let mut world = LeadershipHarness::of_models(models, QueuePolicy::Reject);
     world.send(&Event::LeadershipChanged { leads: false });
     assert_eq!(world.turn(), []);

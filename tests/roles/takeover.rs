@@ -231,12 +231,12 @@ fn who_waits_while_the_clusters_api_is_silent_is_told_so_by_whoever_decides() {
     for mut world in [LeadershipHarness::leader(QueuePolicy::Wait), LeadershipHarness::serving(1)] {
         world.arrive("b");
         world.send(&Event::ApiServerChanged { answers: false });
-        let told = world.after(5).reason("b");
-        assert!(told.contains("the cluster's API server has not answered since"), "{told}");
-        let told = world.reason("large");
-        assert!(told.contains("the cluster's API server"), "nobody waits for it: {told}");
-        let told = world.reason("a");
-        assert_eq!(told.contains("API server"), !world.of("a").serves(), "{told}");
+        let reason = world.after(5).reason("b");
+        assert!(reason.contains("the cluster's API server has not answered since"), "{reason}");
+        let reason = world.reason("large");
+        assert!(reason.contains("the cluster's API server"), "nobody waits for it: {reason}");
+        let reason = world.reason("a");
+        assert_eq!(reason.contains("API server"), !world.of("a").serves(), "{reason}");
         world.send(&Event::ApiServerChanged { answers: true });
         let told = world.reason("b");
         assert!(!told.contains("API server"), "{told}");

@@ -103,7 +103,7 @@ fn contended_scenario(seed: u64, limited: bool) -> (Scenario, Millis) {
         sleep_time: (Millis(100), Millis(700)),
         ..HardwareProfile::default()
     };
-    let nature = scenario.hardware;
+    let hardware = scenario.hardware;
     if limited {
         for spec in &mut scenario.configuration.models {
             spec.max_concurrency = u32::try_from(random.between(1, 3)).ok();
@@ -112,13 +112,13 @@ fn contended_scenario(seed: u64, limited: bool) -> (Scenario, Millis) {
     scenario.sources = (0..models).map(|n| source(&format!("model-{n}"), longest, &mut random)).collect();
     // A drain ends with its longest stream, or at its deadline if the deadline cuts.
     let drain = if cut { longest.min(turns.drain_deadline) } else { longest };
-    let swap = |drain: Millis| drain + nature.sleep_time.1 + nature.wake_time.1 + SLACK;
+    let swap = |drain: Millis| drain + hardware.sleep_time.1 + hardware.wake_time.1 + SLACK;
     // A model whose gate has just closed waits for its own drain and sleep, a whole turn of each other model, and its
     // own wake. A full model granted its last lease some time before; that lease ends within one exchange, and the
     // drain ends with it.
-    let own = swap(if limited { longest } else { drain });
+    let own_wait = swap(if limited { longest } else { drain });
     let others = Millis((turns.max_turn + swap(drain)).0 * (models - 1));
-    (scenario, own + others)
+    (scenario, own_wait + others)
 }
 
 /// A higher band keeps its model while it uses it. Once it pauses, the lower band gets a whole turn for the swap.
@@ -261,12 +261,12 @@ fn what_can_never_be_had_is_not_kept_from_others() {
 }
 
 fn source(model: &str, longest: Millis, random: &mut SplitMix64) -> RequestSource {
-    let habits = ClientBehaviour { exchange: (Millis(50), longest), ..ClientBehaviour::default() };
+    let behaviour = ClientBehaviour { exchange: (Millis(50), longest), ..ClientBehaviour::default() };
     let gap = Millis(random.between(200, 8000));
     RequestSource {
         model: model.into(),
         pattern: ArrivalPattern::Poisson { mean_gap: gap },
-        behaviour: habits,
+        behaviour,
         offset: Millis::ZERO,
     }
 }
@@ -301,8 +301,8 @@ fn turns_swap_far_less_than_first_come_first_served() {
     if let Err(failure) = world.run_until(Millis::secs(120)) {
         panic!("{failure}");
     }
-    let ours = world.tally().count("swaps");
-    let theirs = fcfs::serve(&arrivals, 4, wake + sleep);
+    let swaps = world.tally().count("swaps");
+    let fcfs_outcome = fcfs::serve(&arrivals, 4, wake + sleep);
     let (requests, mut waits) = (arrivals.len(), world.waits("").to_vec());
     // Requests served at once count as no wait.
     waits.resize(requests, Millis::ZERO);
@@ -310,14 +310,14 @@ fn turns_swap_far_less_than_first_come_first_served() {
     let most = waits[requests * 99 / 100];
     println!("99 of 100 waited at most {most}");
     println!(
-        "{} requests: {ours} swaps, longest wait {}; first come, first served: {} swaps, longest wait {}",
+        "{} requests: {swaps} swaps, longest wait {}; first come, first served: {} swaps, longest wait {}",
         arrivals.len(),
         world.longest_wait(),
-        theirs.swaps,
-        theirs.longest_wait
+        fcfs_outcome.swaps,
+        fcfs_outcome.longest_wait
     );
     assert_eq!(world.tally().count("requests served"), arrivals.len() as u64);
-    assert!(ours * 5 <= theirs.swaps, "{ours} swaps against {}", theirs.swaps);
+    assert!(swaps * 5 <= fcfs_outcome.swaps, "{swaps} swaps against {}", fcfs_outcome.swaps);
     assert!(most <= MAX_P99_WAIT, "one in a hundred waited longer than {MAX_P99_WAIT}: {most}");
 }
 

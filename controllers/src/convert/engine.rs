@@ -151,10 +151,10 @@ pub(super) const fn level(level: SleepLevelSpec) -> SleepLevelPolicy {
 pub(super) fn has_adapters(
     kind: written::EngineKindSpec,
     run: Option<&ModelHosting>,
-    own: Option<&PodTemplateJson>,
+    variant_template: Option<&PodTemplateJson>,
 ) -> bool {
     let configured = matches!(run, Some(ModelHosting::DualPods(pods)) if pods.has_server_config());
-    let command = || run.map(|run| pod_template::command_of(run, own)).unwrap_or_default();
+    let command = || run.map(|run| pod_template::command_of(run, variant_template)).unwrap_or_default();
     matches!(kind, written::EngineKindSpec::Vllm) && !configured && has_lora_by_command(&command())
 }
 

@@ -124,12 +124,12 @@ pub(super) fn command(run: &ModelHosting) -> Vec<String> {
 }
 
 /// Returns command and arguments of the engine's container, from the variant's own template or else the model's.
-pub(super) fn command_of(run: &ModelHosting, own: Option<&PodTemplateJson>) -> Vec<String> {
+pub(super) fn command_of(run: &ModelHosting, variant_template: Option<&PodTemplateJson>) -> Vec<String> {
     let (ModelHosting::Deployment(pods) | ModelHosting::DualPods(pods)) = run else {
         return Vec::new();
     };
     let named = |name: Option<&Value>| name.and_then(Value::as_str) == Some(pods.container.as_str());
-    let containers = own.unwrap_or(&pods.template).containers();
+    let containers = variant_template.unwrap_or(&pods.template).containers();
     let container = containers.iter().find(|container| named(container.get("name")));
     let words =
         |key: &str| container.and_then(|container| container.get(key)?.as_array()).into_iter().flatten();
@@ -138,10 +138,13 @@ pub(super) fn command_of(run: &ModelHosting, own: Option<&PodTemplateJson>) -> V
 
 /// Returns the lower memory limit of the engine's container and its Pod, in mode deployment.
 ///
-/// `own` is the variant's template. In mode dualPods the limit comes from the running Pod.
-pub(super) fn memory_limit(run: Option<&ModelHosting>, own: Option<&PodTemplateJson>) -> Option<Bytes> {
+/// `variant_template` is the variant's template. In mode dualPods the limit comes from the running Pod.
+pub(super) fn memory_limit(
+    run: Option<&ModelHosting>,
+    variant_template: Option<&PodTemplateJson>,
+) -> Option<Bytes> {
     let ModelHosting::Deployment(pods) = run? else { return None };
-    let template = own.unwrap_or(&pods.template).value();
+    let template = variant_template.unwrap_or(&pods.template).value();
     let spec = template.get("spec")?;
     let containers = spec.get("containers").and_then(Value::as_array).into_iter().flatten();
     let engine = containers.filter(|container| merge::is_named(container, &pods.container));

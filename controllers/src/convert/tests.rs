@@ -118,64 +118,68 @@ fn an_engine_sleeps_where_its_command_and_its_mode_let_it() {
     assert!(!deployed.variants[0].spec.can_sleep);
     let without = read(vllm("dualPods", json!(["--gpu-memory-utilization", "0.9"])));
     assert!(!without.variants[0].spec.can_sleep && !without.variants[0].spec.explicit_memory);
-    let mut said = vllm("deployment", json!([]));
-    said["engine"]["sleepMode"] = "vllm".into();
-    assert!(read(said.clone()).variants[0].spec.can_sleep);
-    said["engine"]["kind"] = "custom".into();
-    assert!(refused(said.clone()).1.contains("engine.sleepMode"), "its stub would not know the calls");
-    said["engine"]["kind"] = "vllm".into();
-    said["engine"]["sleepMode"] = "none".into();
-    said["engine"]["level"] = "1".into();
-    assert!(refused(said).1.contains("engine.level"));
+    let mut model_spec = vllm("deployment", json!([]));
+    model_spec["engine"]["sleepMode"] = "vllm".into();
+    assert!(read(model_spec.clone()).variants[0].spec.can_sleep);
+    model_spec["engine"]["kind"] = "custom".into();
+    assert!(refused(model_spec.clone()).1.contains("engine.sleepMode"), "its stub would not know the calls");
+    model_spec["engine"]["kind"] = "vllm".into();
+    model_spec["engine"]["sleepMode"] = "none".into();
+    model_spec["engine"]["level"] = "1".into();
+    assert!(refused(model_spec).1.contains("engine.level"));
 }
 
 #[test]
 fn a_pod_with_too_little_memory_for_the_weights_sleeps_at_level_2() {
-    let mut said = vllm("deployment", json!(["--kv-cache-memory-bytes=60Gi"]));
-    said["engine"]["sleepMode"] = "vllm".into();
+    let mut model_spec = vllm("deployment", json!(["--kv-cache-memory-bytes=60Gi"]));
+    model_spec["engine"]["sleepMode"] = "vllm".into();
     let level = |said: &Value| {
         let spec = read(said.clone()).variants.remove(0).spec;
         assert_eq!(spec.memory.host, Bytes::gib(20));
         spec.idle.level
     };
-    assert_eq!(level(&said), SleepLevelPolicy::Auto);
+    assert_eq!(level(&model_spec), SleepLevelPolicy::Auto);
     for (limit, expected) in [("20Gi", SleepLevelPolicy::Auto), ("19Gi", SleepLevelPolicy::Two)] {
-        said["template"]["spec"]["containers"][1]["resources"] = json!({"limits": {"memory": limit}});
-        assert_eq!(level(&said), expected, "{limit}");
+        model_spec["template"]["spec"]["containers"][1]["resources"] = json!({"limits": {"memory": limit}});
+        assert_eq!(level(&model_spec), expected, "{limit}");
     }
-    said["engine"]["level"] = "never".into();
-    assert_eq!(level(&said), SleepLevelPolicy::Never);
-    said["engine"]["level"] = "1".into();
-    said["variants"] = json!([{"name": "big", "template":
+    model_spec["engine"]["level"] = "never".into();
+    assert_eq!(level(&model_spec), SleepLevelPolicy::Never);
+    model_spec["engine"]["level"] = "1".into();
+    model_spec["variants"] = json!([{"name": "big", "template":
         {"spec": {"containers": [{"name": "vllm", "resources": {"limits": {"memory": "64Gi"}}}]}}}]);
-    assert_eq!(level(&said), SleepLevelPolicy::One, "a variant says its own");
+    assert_eq!(level(&model_spec), SleepLevelPolicy::One, "a variant says its own");
 }
 
 #[test]
 fn an_engine_with_adapters_does_not_sleep_at_level_2() {
     for mode in ["deployment", "dualPods"] {
-        let mut said = vllm(mode, json!(["--enable-lora"]));
-        said["engine"]["sleepMode"] = "vllm".into();
+        let mut model_spec = vllm(mode, json!(["--enable-lora"]));
+        model_spec["engine"]["sleepMode"] = "vllm".into();
         let level = |said: &Value| read(said.clone()).variants.remove(0).spec.idle.level;
         for (own, expected) in [
             ("auto", SleepLevelPolicy::OneOrStop),
             ("1", SleepLevelPolicy::OneOrStop),
             ("never", SleepLevelPolicy::Never),
         ] {
-            said["engine"]["level"] = own.into();
-            assert_eq!(level(&said), expected, "{mode} {own}");
+            model_spec["engine"]["level"] = own.into();
+            assert_eq!(level(&model_spec), expected, "{mode} {own}");
         }
-        said["engine"]["level"] = "2".into();
-        let (reason, why) = refused(said.clone());
+        model_spec["engine"]["level"] = "2".into();
+        let (reason, why) = refused(model_spec.clone());
         assert_eq!(reason, "InvalidSpec");
         assert!(
             why.contains("engine.level: --enable-lora rules out level 2: a wake from level 2 reloads only"),
             "{why}"
         );
-        let pod = &mut said["template"];
+        let pod = &mut model_spec["template"];
         pod["metadata"]["annotations"] = json!({SERVER_CONFIG: "one"});
         if mode == "dualPods" {
-            assert_eq!(level(&said), SleepLevelPolicy::Two, "its InferenceServerConfig says what is started");
+            assert_eq!(
+                level(&model_spec),
+                SleepLevelPolicy::Two,
+                "its InferenceServerConfig says what is started"
+            );
         }
     }
     let mut own = vllm("deployment", json!([]));

@@ -40,11 +40,14 @@ impl AcceleratorAccess {
             let class = self.runtime_class.as_deref().unwrap_or(RUNTIME_CLASS);
             spec.runtime_class_name.get_or_insert_with(|| class.to_owned());
         }
-        let Some(own) = spec.containers.iter_mut().find(|own| own.name == keys::CONTAINER) else { return };
+        let Some(container) = spec.containers.iter_mut().find(|container| container.name == keys::CONTAINER)
+        else {
+            return;
+        };
         if self.gpu == GpuAccess::Privileged {
-            own.security_context.get_or_insert_default().privileged = Some(true);
+            container.security_context.get_or_insert_default().privileged = Some(true);
         }
-        let env = own.env.get_or_insert_default();
+        let env = container.env.get_or_insert_default();
         let (name, value) = VISIBLE;
         if env.iter().all(|known| known.name != name) {
             env.push(EnvVar { name: name.to_owned(), value: Some(value.to_owned()), ..EnvVar::default() });
@@ -54,10 +57,10 @@ impl AcceleratorAccess {
 
 fn tolerate(spec: &mut PodSpec, key: &str) {
     let all = spec.tolerations.get_or_insert_default();
-    let any = |own: &Toleration| {
-        own.operator.as_deref() == Some("Exists")
-            && own.effect.is_none()
-            && own.key.as_deref().is_none_or(|known| known == key)
+    let any = |toleration: &Toleration| {
+        toleration.operator.as_deref() == Some("Exists")
+            && toleration.effect.is_none()
+            && toleration.key.as_deref().is_none_or(|known| known == key)
     };
     if !all.iter().any(any) {
         let operator = Some("Exists".to_owned());

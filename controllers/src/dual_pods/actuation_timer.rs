@@ -29,8 +29,8 @@ struct ActuationWait {
 }
 
 impl ActuationTimer {
-    pub(super) const fn new(told: DualPodMetrics) -> Self {
-        Self { metrics: told, all: BTreeMap::new(), listed: false }
+    pub(super) const fn new(metrics: DualPodMetrics) -> Self {
+        Self { metrics, all: BTreeMap::new(), listed: false }
     }
 
     /// Starts over: requesters that are seen next may have waited for long.
@@ -45,10 +45,11 @@ impl ActuationTimer {
     /// Starts the wait of a requester whose stub runs.
     ///
     /// The kubelet's start time has a resolution of a second; it serves for stubs that ran before this gateway led.
-    pub(super) fn stub_running(&mut self, own: &RequesterPod, now: Tick) {
-        if !self.all.contains_key(&own.id) {
-            let since = if self.listed { Some(now) } else { own.stub_started_at.map(|began| began.min(now)) };
-            self.all.insert(own.id.clone(), ActuationWait { since, path: None });
+    pub(super) fn stub_running(&mut self, requester: &RequesterPod, now: Tick) {
+        if !self.all.contains_key(&requester.id) {
+            let since =
+                if self.listed { Some(now) } else { requester.stub_started_at.map(|began| began.min(now)) };
+            self.all.insert(requester.id.clone(), ActuationWait { since, path: None });
         }
     }
 
@@ -57,8 +58,8 @@ impl ActuationTimer {
     }
 
     /// Records the actuation path: the first such command for a requester decides.
-    pub(super) fn command_issued(&mut self, id: &RequesterId, order: &PairingAction) {
-        let path = match order {
+    pub(super) fn command_issued(&mut self, id: &RequesterId, action: &PairingAction) {
+        let path = match action {
             PairingAction::Provider { step: ProviderStep::Create { .. }, .. }
             | PairingAction::Engine { step: EngineStep::Create { .. }, .. } => ActuationPath::Cold,
             PairingAction::Engine { step: EngineStep::Launch, .. } => ActuationPath::Warm,
@@ -71,11 +72,15 @@ impl ActuationTimer {
     }
 
     /// Ends the wait and returns its path and duration. Opening a gate again ends no wait.
-    pub(super) fn engine_served(&mut self, own: &RequesterPod, now: Tick) -> Option<(ActuationPath, Millis)> {
-        let wait = self.all.get_mut(&own.id)?;
+    pub(super) fn engine_served(
+        &mut self,
+        requester: &RequesterPod,
+        now: Tick,
+    ) -> Option<(ActuationPath, Millis)> {
+        let wait = self.all.get_mut(&requester.id)?;
         let (took, path) = (now.since(wait.since.take()?), wait.path?);
-        let config = own.config().map(|config| config.name.as_str());
-        self.metrics.observe_actuation(&own.name.namespace, path, config, took);
+        let config = requester.config().map(|config| config.name.as_str());
+        self.metrics.observe_actuation(&requester.name.namespace, path, config, took);
         Some((path, took))
     }
 }

@@ -94,9 +94,10 @@ impl CommandContext {
 
     /// Returns the observer for calls on behalf of this command.
     pub(super) fn call_metrics(&self) -> Arc<CallLatencyObserver> {
-        let pod = self.requester.as_ref().map(|own| &own.name);
-        let namespace =
-            pod.or_else(|| self.provider.as_ref().map(|own| &own.name)).map_or("", |own| &own.namespace);
+        let pod = self.requester.as_ref().map(|requester| &requester.name);
+        let namespace = pod
+            .or_else(|| self.provider.as_ref().map(|provider| &provider.name))
+            .map_or("", |provider| &provider.namespace);
         let config = self.requester.as_ref().and_then(RequesterPod::config);
         Arc::new(self.metrics.call_observer(namespace, config.map(|config| config.name.as_str())))
     }
@@ -143,96 +144,116 @@ impl CommandContext {
 
 impl PairingController {
     pub(super) fn command_context(&mut self, command: PairingCommand) -> CommandContext {
-        let mut job = CommandContext::new(command.clone(), self.executor.metrics.clone());
+        let mut context = CommandContext::new(command.clone(), self.executor.metrics.clone());
         let node = &command.node;
-        job.access = self.facts.access(node);
+        context.access = self.facts.access(node);
         match &command.action {
             PairingAction::Requester { requester, .. } => {
-                job.requester = self.index.requester(requester).cloned();
-                let known = self.core.node(node).and_then(|known| known.requesters.get(requester));
-                job.accelerators = known.map(|known| known.accelerators.clone()).unwrap_or_default();
-                let engine = self.core.node(node).and_then(|known| known.engine_of(requester));
-                job.provider = engine.and_then(|engine| self.index.provider(node, &engine.provider)).cloned();
+                context.requester = self.index.requester(requester).cloned();
+                let requester_state =
+                    self.core.node(node).and_then(|pairing_node| pairing_node.requesters.get(requester));
+                context.accelerators = requester_state
+                    .map(|requester_state| requester_state.accelerators.clone())
+                    .unwrap_or_default();
+                let engine = self.core.node(node).and_then(|pairing_node| pairing_node.engine_of(requester));
+                context.provider =
+                    engine.and_then(|engine| self.index.provider(node, &engine.provider)).cloned();
             }
-            PairingAction::Engine { engine, step, .. } => self.fill_engine(&mut job, node, engine, step),
-            PairingAction::Provider { provider, step } => self.fill_launcher(&mut job, node, provider, step),
+            PairingAction::Engine { engine, step, .. } => self.fill_engine(&mut context, node, engine, step),
+            PairingAction::Provider { provider, step } => {
+                self.fill_launcher(&mut context, node, provider, step)
+            }
         }
-        let owner = job.requester.as_ref().and_then(|own| own.owner.as_ref());
+        let owner = context.requester.as_ref().and_then(|requester_pod| requester_pod.owner.as_ref());
         let key = &self.executor.settings.key;
-        job.token = owner.map(|owner| key.token(owner));
-        job.launcher_token = job.provider.as_ref().map(|own| key.launcher_token(&own.name));
-        let asked = job.requester.as_ref().and_then(RequesterPod::config);
-        job.server_config = asked.and_then(|name| self.facts.configs.server_config(name)).cloned();
-        let launcher = asked.and_then(|name| self.facts.configs.launcher_config_of(name));
-        job.launcher_config = launcher
+        context.token = owner.map(|owner| key.token(owner));
+        context.launcher_token =
+            context.provider.as_ref().map(|provider_pod| key.launcher_token(&provider_pod.name));
+        let config = context.requester.as_ref().and_then(RequesterPod::config);
+        context.server_config = config.and_then(|name| self.facts.configs.server_config(name)).cloned();
+        let launcher = config.and_then(|name| self.facts.configs.launcher_config_of(name));
+        context.launcher_config = launcher
             .or_else(|| match &command.action {
                 PairingAction::Provider { provider, .. } => self.facts.populated_config(node, provider),
                 _ => None,
             })
             .cloned();
-        job
+        context
     }
 
     fn fill_engine(
         &mut self,
-        job: &mut CommandContext,
+        context: &mut CommandContext,
         node: &NodeName,
         id: &PairingEngineId,
         step: &EngineStep,
     ) {
-        let Some(known) = self.core.node(node).and_then(|known| known.engines.get(id)) else { return };
-        job.sleep_level = match known.state {
+        let Some(engine_state) = self.core.node(node).and_then(|pairing_node| pairing_node.engines.get(id))
+        else {
+            return;
+        };
+        context.sleep_level = match engine_state.state {
             PairingEngineState::Asleep { level } | PairingEngineState::FallingAsleep { level } => Some(level),
             _ => None,
         };
-        job.record = Some(EngineRecord {
+        context.record = Some(EngineRecord {
             engine: id.clone(),
-            generation: known.generation,
-            sizes: known.sizes,
-            level: known.level,
-            stop_after: known.stop_after,
+            generation: engine_state.generation,
+            sizes: engine_state.sizes,
+            level: engine_state.level,
+            stop_after: engine_state.stop_after,
             requester: None,
-            last_used: known.last_used,
+            last_used: engine_state.last_used,
         });
-        job.host_memory_shortage = self.core.node(node).and_then(|all| all.host_memory_shortage(known));
+        context.host_memory_shortage =
+            self.core.node(node).and_then(|all| all.host_memory_shortage(engine_state));
         let others = |a: &AcceleratorId| {
-            self.core.node(node).map(|all| all.reserved(a).saturating_sub(known.reserved))
+            self.core.node(node).map(|all| all.reserved(a).saturating_sub(engine_state.reserved))
         };
-        job.reserved_by_others =
+        context.reserved_by_others =
             id.accelerators.iter().filter_map(|a| Some((a.clone(), others(a)?))).collect();
-        let provider = self.index.provider(node, &known.provider);
-        job.requester = known.requester().and_then(|id| self.index.requester(id)).cloned();
-        job.numbers = self.facts.numbers(node, &id.accelerators);
-        job.port = provider.and_then(|own| own.engine(id)).map(|inside| inside.port);
-        job.provider = provider.cloned();
-        let place = (node.clone(), id.clone());
+        let provider = self.index.provider(node, &engine_state.provider);
+        context.requester = engine_state.requester().and_then(|id| self.index.requester(id)).cloned();
+        context.numbers = self.facts.numbers(node, &id.accelerators);
+        context.port = provider
+            .and_then(|provider_pod| provider_pod.engine(id))
+            .map(|launcher_engine| launcher_engine.port);
+        context.provider = provider.cloned();
+        let location = (node.clone(), id.clone());
         if matches!(step, EngineStep::SendCanary) {
-            job.baseline = self.baselines.take(&place, known.generation);
+            context.baseline = self.baselines.take(&location, engine_state.generation);
         }
         if id.mode != ProviderMode::Launcher {
-            job.namespace = match &job.requester {
-                Some(own) => {
-                    self.provider_namespaces.insert(place, own.name.namespace.clone());
-                    Some(own.name.namespace.clone())
+            context.namespace = match &context.requester {
+                Some(provider_pod) => {
+                    self.provider_namespaces.insert(location, provider_pod.name.namespace.clone());
+                    Some(provider_pod.name.namespace.clone())
                 }
-                None => self.provider_namespaces.get(&place).cloned(),
+                None => self.provider_namespaces.get(&location).cloned(),
             };
             return;
         }
-        if let (EngineStep::Bind { .. }, Some(known)) = (step, self.core.node(node)) {
-            self.ports.allocate(known, id, self.index.ports(node));
+        if let (EngineStep::Bind { .. }, Some(pairing_node)) = (step, self.core.node(node)) {
+            self.ports.allocate(pairing_node, id, self.index.ports(node));
         }
-        job.port = self.ports.get(node, id).or(job.port);
+        context.port = self.ports.get(node, id).or(context.port);
     }
 
-    fn fill_launcher(&self, job: &mut CommandContext, node: &NodeName, id: &ProviderId, step: &ProviderStep) {
-        job.provider = self.index.provider(node, id).cloned();
-        job.requester = match step {
+    fn fill_launcher(
+        &self,
+        context: &mut CommandContext,
+        node: &NodeName,
+        id: &ProviderId,
+        step: &ProviderStep,
+    ) {
+        context.provider = self.index.provider(node, id).cloned();
+        context.requester = match step {
             ProviderStep::Create { requester: asker } => {
                 asker.as_ref().and_then(|id| self.index.requester(id))
             }
             ProviderStep::Delete { .. } => {
-                let asker = self.core.node(node).and_then(|known| known.first_waiting_requester(id));
+                let asker =
+                    self.core.node(node).and_then(|pairing_node| pairing_node.first_waiting_requester(id));
                 asker.and_then(|id| self.index.requester(id))
             }
         }

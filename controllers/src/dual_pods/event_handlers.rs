@@ -53,47 +53,51 @@ impl PairingController {
             Delta::All { .. } => None,
         };
         self.index.apply(change, &self.facts, &mut |event| events.push(event));
-        let sight = MetricsInputs { index: &self.index, facts: &self.facts, now: self.executor.clock.now() };
+        let inputs = MetricsInputs { index: &self.index, facts: &self.facts, now: self.executor.clock.now() };
         match name {
-            Some(name) => self.pairing_metrics.recount(&name, sight),
-            None => self.pairing_metrics.recount_all(sight),
+            Some(name) => self.pairing_metrics.recount(&name, inputs),
+            None => self.pairing_metrics.recount_all(inputs),
         }
         let one = one.as_ref().and_then(|id| self.index.requester(id));
-        let looked = self.index.requesters().filter(|_| all).chain(one);
-        looked.for_each(|own| self.requester_status.mark_due(own.id.clone()));
+        let requesters = self.index.requesters().filter(|_| all).chain(one);
+        requesters.for_each(|requester| self.requester_status.mark_due(requester.id.clone()));
         self.apply_events(events);
     }
 
     /// Handles an event of a launcher.
-    pub(super) fn handle_launcher_event(&mut self, heard: &LauncherEvent) {
-        if !self.launcher_watches.is_watched(heard) {
+    pub(super) fn handle_launcher_event(&mut self, launcher_event: &LauncherEvent) {
+        if !self.launcher_watches.is_watched(launcher_event) {
             return;
         }
-        let failed =
-            self.core.node(&heard.node).and_then(|node| launcher_watches::start_failure(heard, node));
+        let failed = self
+            .core
+            .node(&launcher_event.node)
+            .and_then(|node| launcher_watches::start_failure(launcher_event, node));
         if let Some((requester, error)) = failed {
             self.requester_status.error(requester, error);
         }
-        self.apply_events(launcher_watches::events(heard));
-        let provider = self.index.provider(&heard.node, &heard.launcher);
+        self.apply_events(launcher_watches::events(launcher_event));
+        let provider = self.index.provider(&launcher_event.node, &launcher_event.launcher);
         let whole = provider.is_some_and(index::ProviderPod::is_fully_parsed);
         let address = provider.and_then(index::ProviderPod::launcher_address);
-        let (Some(node), Some(address), Some(epoch)) = (self.core.node(&heard.node), address, self.epoch)
+        let (Some(node), Some(address), Some(epoch)) =
+            (self.core.node(&launcher_event.node), address, self.epoch)
         else {
             return;
         };
-        let namespace = provider.map_or("", |own| &own.name.namespace);
-        let calls = Arc::new(self.executor.metrics.call_observer(namespace, None));
-        let token = provider.map(|own| self.executor.settings.key.launcher_token(&own.name));
-        let launcher = Arc::new(LauncherClient::new(address, token, epoch).observed(calls));
-        for engine in launcher_watches::missing(heard, node) {
-            let Some(known) = node.engines.get(&engine) else { continue };
-            let (launcher, generation) = (Arc::clone(&launcher), known.generation);
-            let asked = launcher_watches::verify(launcher, heard.node.clone(), engine, generation);
-            self.tasks.spawn(async move { FinishedTask::EngineVerified(asked.await) });
+        let namespace = provider.map_or("", |pod| &pod.name.namespace);
+        let call_observer = Arc::new(self.executor.metrics.call_observer(namespace, None));
+        let token = provider.map(|pod| self.executor.settings.key.launcher_token(&pod.name));
+        let launcher = Arc::new(LauncherClient::new(address, token, epoch).observed(call_observer));
+        for engine in launcher_watches::missing(launcher_event, node) {
+            let Some(engine_state) = node.engines.get(&engine) else { continue };
+            let (launcher, generation) = (Arc::clone(&launcher), engine_state.generation);
+            let verification =
+                launcher_watches::verify(launcher, launcher_event.node.clone(), engine, generation);
+            self.tasks.spawn(async move { FinishedTask::EngineVerified(verification.await) });
         }
-        for id in launcher_watches::orphans(heard, node).into_iter().filter(|_| whole) {
-            tracing::warn!(node = %heard.node, id, "unknown engine in a launcher, deleting it");
+        for id in launcher_watches::orphans(launcher_event, node).into_iter().filter(|_| whole) {
+            tracing::warn!(node = %launcher_event.node, id, "unknown engine in a launcher, deleting it");
             let launcher = Arc::clone(&launcher);
             self.tasks.spawn(async move {
                 // An engine that does not end appears again in the next list.
@@ -120,17 +124,17 @@ impl PairingController {
                 self.pod_events.send(notices);
                 before.into_iter().for_each(|before| self.baselines.record(before));
                 if let Some(id) = requester {
-                    let own = self.index.requester(&id).filter(|_| served);
+                    let requester_pod = self.index.requester(&id).filter(|_| served);
                     let now = self.executor.clock.now();
-                    if let Some((own, (path, took))) =
-                        own.and_then(|own| Some((own, self.actuation_timer.engine_served(own, now)?)))
-                    {
-                        self.pod_events.report_served(own, path, took);
+                    if let Some((requester_pod, (path, took))) = requester_pod.and_then(|requester_pod| {
+                        Some((requester_pod, self.actuation_timer.engine_served(requester_pod, now)?))
+                    }) {
+                        self.pod_events.report_served(requester_pod, path, took);
                     }
                     match error {
                         Some(error) => {
-                            if let Some(own) = self.index.requester(&id) {
-                                self.pod_events.report_failed(own, &error);
+                            if let Some(requester_pod) = self.index.requester(&id) {
+                                self.pod_events.report_failed(requester_pod, &error);
                             }
                             self.requester_status.error(id, error);
                         }
@@ -160,25 +164,27 @@ impl PairingController {
         for event in events {
             self.facts.observe_event(&event);
             match &event {
-                PairingEvent::RequesterObserved { requester, observed: seen, .. } => {
+                PairingEvent::RequesterObserved { requester, observed, .. } => {
                     self.requester_status.mark_due(requester.clone());
-                    let own = self.index.requester(requester);
-                    if let Some(own) = own {
-                        self.facts.observe_requester(own, &seen.requested);
+                    let requester_pod = self.index.requester(requester);
+                    if let Some(requester_pod) = requester_pod {
+                        self.facts.observe_requester(requester_pod, &observed.requested);
                     }
-                    if let Some(own) = own.filter(|_| seen.stub_container.is_some()) {
-                        self.actuation_timer.stub_running(own, now);
+                    if let Some(requester_pod) = requester_pod.filter(|_| observed.stub_container.is_some()) {
+                        self.actuation_timer.stub_running(requester_pod, now);
                     }
                 }
                 PairingEvent::RequesterGone { requester, .. } => {
                     self.requester_status.gone(requester);
                     self.actuation_timer.gone(requester);
                 }
-                PairingEvent::ProviderObserved { node, provider, observed: seen } => {
-                    let own = self.index.provider(node, provider);
-                    own.into_iter().for_each(|own| self.facts.observe_provider(own, &seen.records));
-                    if let Some(source) = own.and_then(|own| own.source.as_ref()) {
-                        let used = !seen.records.is_empty();
+                PairingEvent::ProviderObserved { node, provider, observed } => {
+                    let provider_pod = self.index.provider(node, provider);
+                    provider_pod.into_iter().for_each(|provider_pod| {
+                        self.facts.observe_provider(provider_pod, &observed.records)
+                    });
+                    if let Some(source) = provider_pod.and_then(|provider_pod| provider_pod.source.as_ref()) {
+                        let used = !observed.records.is_empty();
                         self.facts.observe_launcher(node, provider, source, used);
                     }
                 }
@@ -197,9 +203,9 @@ impl PairingController {
         for (policy, status) in
             configured.then(|| self.facts.configs.changed_policy_statuses()).into_iter().flatten()
         {
-            let hands = Arc::clone(&self.executor);
+            let executor = Arc::clone(&self.executor);
             self.tasks.spawn(async move {
-                let again = !hands.write_policy_status(&policy, &status).await;
+                let again = !executor.write_policy_status(&policy, &status).await;
                 if again {
                     time::sleep(POLICY_STATUS_RETRY_DELAY).await;
                 }
@@ -212,7 +218,9 @@ impl PairingController {
         }
         if configured || !events.is_empty() {
             self.index.replay(&self.facts, &mut |event| events.push(event));
-            self.index.requesters().for_each(|own| self.requester_status.mark_due(own.id.clone()));
+            self.index
+                .requesters()
+                .for_each(|requester| self.requester_status.mark_due(requester.id.clone()));
         }
         self.apply_events(events);
     }

@@ -83,31 +83,31 @@ impl ExecutionResult {
 
 impl Executor {
     /// Executes a command to its one outcome.
-    pub(super) async fn execute(self: Arc<Self>, job: CommandContext) -> ExecutionResult {
-        let begun = Instant::now();
-        let before = self.memory_baseline(&job).await;
-        let outcome = match &job.command.action {
-            PairingAction::Requester { step, .. } => self.execute_requester_step(&job, step).await,
+    pub(super) async fn execute(self: Arc<Self>, context: CommandContext) -> ExecutionResult {
+        let started = Instant::now();
+        let baseline = self.memory_baseline(&context).await;
+        let outcome = match &context.command.action {
+            PairingAction::Requester { step, .. } => self.execute_requester_step(&context, step).await,
             PairingAction::Engine { engine, generation, step } => {
-                self.execute_engine_step(&job, engine, *generation, step).await
+                self.execute_engine_step(&context, engine, *generation, step).await
             }
             PairingAction::Provider { provider, step } => {
-                self.execute_launcher_step(&job, provider, step).await
+                self.execute_launcher_step(&context, provider, step).await
             }
         };
-        let PairingCommand { node, serial, action: order, .. } = &job.command;
-        let requester = job.requester.as_ref().map(|own| own.id.clone());
-        let (mut error, took) = (None, begun.elapsed());
+        let PairingCommand { node, serial, action, .. } = &context.command;
+        let requester = context.requester.as_ref().map(|requester| requester.id.clone());
+        let (mut error, took) = (None, started.elapsed());
         if outcome.is_ok() {
-            execution_log::log_executed(&job, took);
+            execution_log::log_executed(&context, took);
         }
         if matches!(outcome, Err(ExecutionError { superseded: true, .. })) {
             tracing::warn!(
                 %node,
-                command = %order,
+                command = %action,
                 "command rejected: a newer leader is active, this gateway stops deciding"
             );
-            let event = PairingEvent::Superseded { epoch: job.command.epoch };
+            let event = PairingEvent::Superseded { epoch: context.command.epoch };
             return ExecutionResult {
                 event,
                 requester,
@@ -118,18 +118,18 @@ impl Executor {
             };
         }
         let result = outcome.map_err(|failed| {
-            let ExecutionError { cause, text, user_facing: tell, .. } = failed;
+            let ExecutionError { cause, text, user_facing, .. } = failed;
             let took = Millis::from(took);
-            tracing::warn!(%node, command = %order, ?cause, error = text, duration = %took, "command failed");
-            error = tell.then_some(text);
+            tracing::warn!(%node, command = %action, ?cause, error = text, duration = %took, "command failed");
+            error = user_facing.then_some(text);
             cause
         });
-        let mended = result.is_ok() && unblocks_requester(order);
+        let mended = result.is_ok() && unblocks_requester(action);
         let served = result.is_ok()
-            && matches!(order, PairingAction::Engine { step: EngineStep::OpenGate { .. }, .. });
+            && matches!(action, PairingAction::Engine { step: EngineStep::OpenGate { .. }, .. });
         let event =
-            PairingEvent::Outcome { node: node.clone(), target: order.target(), serial: *serial, result };
-        ExecutionResult { event, requester, error, clears_error: mended, served, baseline: before }
+            PairingEvent::Outcome { node: node.clone(), target: action.target(), serial: *serial, result };
+        ExecutionResult { event, requester, error, clears_error: mended, served, baseline }
     }
 
     /// Writes a requester's annotations. A failure is only logged: the content can be determined again.
@@ -195,10 +195,10 @@ impl Executor {
 /// Whether the success of this command clears its requester's error.
 ///
 /// A stop of a failed engine does not, and neither does a launch: the launched process may end at once.
-const fn unblocks_requester(order: &PairingAction) -> bool {
+const fn unblocks_requester(action: &PairingAction) -> bool {
     use EngineStep::{Create, OpenGate, SendCanary, Wake};
     matches!(
-        order,
+        action,
         PairingAction::Engine { step: Create { .. } | SendCanary | OpenGate { .. } | Wake { .. }, .. }
             | PairingAction::Requester { step: RequesterStep::QueryAccelerators { .. }, .. }
     )
@@ -241,13 +241,8 @@ impl From<writer::Error> for ExecutionError {
             writer::Error::Invalid(refusal) => admission_denial::advice(refusal),
             _ => None,
         };
-        let tell = advice.is_some();
-        Self {
-            cause,
-            text: advice.unwrap_or_else(|| error.to_string()),
-            user_facing: tell,
-            superseded: false,
-        }
+        let user_facing = advice.is_some();
+        Self { cause, text: advice.unwrap_or_else(|| error.to_string()), user_facing, superseded: false }
     }
 }
 

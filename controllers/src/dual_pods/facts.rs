@@ -133,19 +133,19 @@ impl ClusterFacts {
         };
     }
 
-    pub(super) fn set_resolved_pools(&mut self, settled: Arc<Resolved>) {
-        (self.resolved_pools, self.changed) = (settled, true);
+    pub(super) fn set_resolved_pools(&mut self, resolved: Arc<Resolved>) {
+        (self.resolved_pools, self.changed) = (resolved, true);
     }
 
     /// Records the accelerators and launcher engines that an event shows.
     pub(super) fn observe_event(&mut self, event: &PairingEvent) {
         match event {
-            PairingEvent::RequesterObserved { node, observed: seen, .. } => {
-                self.record_assigned(node, &seen.accelerators)
+            PairingEvent::RequesterObserved { node, observed, .. } => {
+                self.record_assigned(node, &observed.accelerators)
             }
-            PairingEvent::ProviderObserved { node, provider, observed: seen } => {
+            PairingEvent::ProviderObserved { node, provider, observed } => {
                 self.record_assigned(node, &provider.accelerators);
-                let engines = seen.records.iter().map(|record| &record.engine);
+                let engines = observed.records.iter().map(|record| &record.engine);
                 let inside = engines.filter(|engine| engine.mode == ProviderMode::Launcher);
                 for fingerprint in inside.map(|engine| engine.fingerprint) {
                     self.changed |= self.fingerprints.insert(fingerprint);
@@ -158,27 +158,29 @@ impl ClusterFacts {
             | PairingEvent::ProviderVanished { node, provider, .. }
                 if provider.is_launcher() =>
             {
-                let places = provider.accelerators.iter().map(|a| (node.clone(), a.clone()));
-                let gone = places.filter(|place| self.launchers.remove(place).is_some()).count();
-                self.changed |= gone > 0;
+                let locations = provider.accelerators.iter().map(|a| (node.clone(), a.clone()));
+                let removed = locations.filter(|location| self.launchers.remove(location).is_some()).count();
+                self.changed |= removed > 0;
             }
             _ => {}
         }
     }
 
     /// Records which engine the requester's template revision currently requests.
-    pub(super) fn observe_requester(&mut self, own: &RequesterPod, ask: &RequestedEngine) {
-        if let Some(edition) = own.revision.as_ref().filter(|_| ask.mode == ProviderMode::Sleep) {
-            let namespace = &own.name.namespace;
-            self.changed |= self.revisions.observe(namespace, edition, ask.fingerprint, Some(own.created));
+    pub(super) fn observe_requester(&mut self, requester: &RequesterPod, requested: &RequestedEngine) {
+        if let Some(revision) = requester.revision.as_ref().filter(|_| requested.mode == ProviderMode::Sleep)
+        {
+            let namespace = &requester.name.namespace;
+            self.changed |=
+                self.revisions.observe(namespace, revision, requested.fingerprint, Some(requester.created));
         }
     }
 
-    pub(super) fn observe_provider(&mut self, own: &ProviderPod, records: &[EngineRecord]) {
-        let Some(edition) = &own.revision else { return };
+    pub(super) fn observe_provider(&mut self, provider: &ProviderPod, records: &[EngineRecord]) {
+        let Some(revision) = &provider.revision else { return };
         for record in records.iter().filter(|record| record.engine.mode == ProviderMode::Sleep) {
-            let namespace = &own.name.namespace;
-            self.changed |= self.revisions.observe(namespace, edition, record.engine.fingerprint, None);
+            let namespace = &provider.name.namespace;
+            self.changed |= self.revisions.observe(namespace, revision, record.engine.fingerprint, None);
         }
     }
 
@@ -192,9 +194,9 @@ impl ClusterFacts {
     ) {
         self.changed |= self.sources.insert(source.build(), source.clone()).is_none();
         for accelerator in id.accelerators.iter() {
-            let (place, launcher) =
+            let (location, launcher) =
                 ((node.clone(), accelerator.clone()), ExistingLauncher { config: source.config_key(), used });
-            self.changed |= self.launchers.insert(place, launcher.clone()) != Some(launcher);
+            self.changed |= self.launchers.insert(location, launcher.clone()) != Some(launcher);
         }
     }
 
@@ -204,8 +206,8 @@ impl ClusterFacts {
         node: &NodeName,
         launcher: &ProviderId,
     ) -> Option<&Arc<LauncherConfig>> {
-        let place = (node.clone(), launcher.accelerators.first()?.clone());
-        self.configs.launcher_config(self.last_sent.launcher_configs.get(&place)?)
+        let location = (node.clone(), launcher.accelerators.first()?.clone());
+        self.configs.launcher_config(self.last_sent.launcher_configs.get(&location)?)
     }
 
     fn record_assigned(&mut self, node: &NodeName, accelerators: &[AcceleratorId]) {
@@ -240,30 +242,32 @@ impl ClusterFacts {
     pub(super) fn sizes(
         &self,
         node: &NodeName,
-        wanted: &MemoryRequest,
+        request: &MemoryRequest,
         kv_cache: Option<Bytes>,
         resources: &BTreeMap<String, u32>,
     ) -> Result<MemorySizes, SpecResolveError> {
-        let (place, terms) = self.node_pool(node).ok_or_else(|| SpecResolveError::NoPool(node.clone()))?;
+        let (resolved_node, terms) =
+            self.node_pool(node).ok_or_else(|| SpecResolveError::NoPool(node.clone()))?;
         if let Some(key) = self.missing_taint(node, terms) {
             return Err(SpecResolveError::Untainted { node: node.clone(), key: key.clone() });
         }
-        let least = place.capacities.by_uuid.values().copied().filter(|c| *c > Bytes::ZERO).min();
+        let least = resolved_node.capacities.by_uuid.values().copied().filter(|c| *c > Bytes::ZERO).min();
         let capacity = least
-            .or(place.capacities.unlisted_each)
+            .or(resolved_node.capacities.unlisted_each)
             .ok_or_else(|| SpecResolveError::NoCapacity(node.clone()))?;
         let kept = terms.sleeping_memory.unwrap_or_default();
-        let awake = wanted.awake.unwrap_or_else(|| capacity.saturating_sub(kept));
+        let awake = request.awake.unwrap_or_else(|| capacity.saturating_sub(kept));
         let count = resources.get(&terms.resource).copied().unwrap_or(1).max(1);
         // Host RAM is reserved before the sleep, so an undeclared size must be an upper bound.
         let weights = awake.saturating_sub(kv_cache.unwrap_or_default()).0.saturating_mul(u64::from(count));
-        let host = wanted.host.unwrap_or(Bytes(weights));
-        Ok(MemorySizes { awake, asleep: wanted.asleep.min(awake), host })
+        let host = request.host.unwrap_or(Bytes(weights));
+        Ok(MemorySizes { awake, asleep: request.asleep.min(awake), host })
     }
 
     /// Returns the key of the pool's taint if the node has no taint with that key.
     fn missing_taint<'a>(&self, node: &NodeName, terms: &'a PoolTerms) -> Option<&'a String> {
-        let has = |key: &String| self.nodes.get(node).is_some_and(|seen| seen.taints.contains(key));
+        let has =
+            |key: &String| self.nodes.get(node).is_some_and(|node_facts| node_facts.taints.contains(key));
         terms.taint.as_ref().filter(|key| !has(key))
     }
 
@@ -273,9 +277,9 @@ impl ClusterFacts {
     }
 
     fn node_pool(&self, node: &NodeName) -> Option<(&ResolvedNode, &PoolTerms)> {
-        let place = self.resolved_pools.nodes.get(node.as_str())?;
-        let terms = self.resolved_pools.pools.get(place.pool.as_ref()?)?.terms.as_deref()?;
-        Some((place, terms))
+        let resolved_node = self.resolved_pools.nodes.get(node.as_str())?;
+        let terms = self.resolved_pools.pools.get(resolved_node.pool.as_ref()?)?.terms.as_deref()?;
+        Some((resolved_node, terms))
     }
 }
 

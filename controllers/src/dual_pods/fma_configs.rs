@@ -87,9 +87,9 @@ impl<K: Resource> FmaObjects<K> {
     fn apply(&mut self, change: Delta<K>) {
         match change {
             Delta::All { namespace, objects } => {
-                let there: BTreeSet<ObjectName> = objects.iter().map(WatchedObject::name).collect();
-                let within = |name: &ObjectName| namespace.as_ref().is_none_or(|n| *n == name.namespace);
-                self.objects.retain(|name, _| !within(name) || there.contains(name));
+                let listed: BTreeSet<ObjectName> = objects.iter().map(WatchedObject::name).collect();
+                let in_scope = |name: &ObjectName| namespace.as_ref().is_none_or(|n| *n == name.namespace);
+                self.objects.retain(|name, _| !in_scope(name) || listed.contains(name));
                 objects.into_iter().for_each(|found| self.upsert(found));
                 self.listed.insert(namespace);
             }
@@ -121,7 +121,7 @@ impl FmaConfigs {
     pub(super) fn apply_launcher_configs(&mut self, change: Delta<LauncherConfig>) {
         self.launchers.apply(change);
         let current = self.launchers.objects.values().map(|config| ResolvedLauncherConfig::of(config));
-        self.sources = current.map(|own| (own.source.config_key(), own)).collect();
+        self.sources = current.map(|config| (config.source.config_key(), config)).collect();
         self.changed = true;
     }
 
@@ -133,9 +133,9 @@ impl FmaConfigs {
     /// Returns the policy statuses to write. After a failed write, [`Self::mark_changed`] triggers a retry.
     pub(super) fn changed_policy_statuses(&self) -> Vec<(ObjectName, FmaStatus)> {
         let missing = |name: &ObjectName| {
-            let place = (name.namespace.clone(), label_value(&name.name));
-            match self.sources.get(&place) {
-                Some(own) if own.valid => None,
+            let key = (name.namespace.clone(), label_value(&name.name));
+            match self.sources.get(&key) {
+                Some(config) if config.valid => None,
                 Some(_) => Some(format!("the LauncherConfig {name} is invalid")),
                 None => Some(format!("there is no LauncherConfig {name}: create it, or name another one")),
             }
@@ -151,7 +151,9 @@ impl FmaConfigs {
     pub(super) fn counts(&self, node: &NodeTraits) -> LauncherCounts {
         let mut counts = self.policies.counts(node);
         counts.retain(|name, _| {
-            self.sources.get(&(name.namespace.clone(), label_value(&name.name))).is_some_and(|own| own.valid)
+            self.sources
+                .get(&(name.namespace.clone(), label_value(&name.name)))
+                .is_some_and(|config| config.valid)
         });
         counts
     }
@@ -187,20 +189,20 @@ impl FmaConfigs {
     /// Returns the build of this InferenceServerConfig's launchers.
     pub(super) fn build(&self, name: &ObjectName) -> Option<LauncherBuild> {
         let of = launcher_name(name, self.server_config(name)?);
-        self.sources.get(&(of.namespace, label_value(&of.name))).map(|own| own.build)
+        self.sources.get(&(of.namespace, label_value(&of.name))).map(|config| config.build)
     }
 
     /// Returns the current source of each LauncherConfig.
     pub(super) fn sources(&self) -> impl Iterator<Item = &LauncherRevision> {
-        self.sources.values().map(|own| &own.source)
+        self.sources.values().map(|config| &config.source)
     }
 
     /// Returns the policy for launchers of this source; `None` if it is unknown, or if no replacement can be made.
     pub(super) fn build_policy(&self, source: &LauncherRevision) -> Option<LauncherBuildPolicy> {
         match self.sources.get(&source.config_key()) {
-            Some(own) if own.valid => Some(LauncherBuildPolicy {
-                obsolete: own.source.hash != source.hash,
-                max_engines: own.max_engines,
+            Some(config) if config.valid => Some(LauncherBuildPolicy {
+                obsolete: config.source.hash != source.hash,
+                max_engines: config.max_engines,
             }),
             Some(_) => None,
             None => self.is_complete().then_some(LauncherBuildPolicy { obsolete: true, max_engines: None }),
@@ -293,17 +295,17 @@ mod tests {
     #[test]
     fn what_is_missing_is_said_and_an_edit_makes_its_engines_obsolete() {
         let (name, mut configs) = (ObjectName::new("chat", "one"), FmaConfigs::new(1));
-        let said = |configs: &FmaConfigs| configs.fingerprint(&name, None).unwrap_err();
-        assert_eq!(said(&configs), Error::NotListed);
+        let error_of = |configs: &FmaConfigs| configs.fingerprint(&name, None).unwrap_err();
+        assert_eq!(error_of(&configs), Error::NotListed);
         configs.apply_server_configs(all(vec![]));
         configs.apply_launcher_configs(all(vec![]));
-        assert_eq!(said(&configs), Error::NoConfig(name.clone()));
+        assert_eq!(error_of(&configs), Error::NoConfig(name.clone()));
         configs.apply_server_configs(Delta::Applied(Box::new(engine("--model a"))));
-        assert_eq!(said(&configs), Error::NoLauncher(name.clone()));
+        assert_eq!(error_of(&configs), Error::NoLauncher(name.clone()));
         let bare = json!({"podTemplate": {"spec": {"containers": []}}});
         configs.apply_launcher_configs(Delta::Applied(Box::new(object("LauncherConfig", &bare))));
         assert!(
-            said(&configs).to_string().starts_with("LauncherConfig chat/one: podTemplate"),
+            error_of(&configs).to_string().starts_with("LauncherConfig chat/one: podTemplate"),
             "{configs:?}"
         );
         let whole = json!({"podTemplate": {"spec": {"containers": [{"name": "inference-server"}]}}});
@@ -314,7 +316,7 @@ mod tests {
         configs.apply_server_configs(Delta::Applied(Box::new(engine("--model b"))));
         assert_eq!(first.map(|one| configs.template_status(one)), [Some(TemplateStatus::Obsolete); 3]);
         configs.apply_server_configs(Delta::Applied(Box::new(engine("--model 'b"))));
-        assert!(said(&configs).to_string().contains("modelServerConfig.options"));
+        assert!(error_of(&configs).to_string().contains("modelServerConfig.options"));
         assert!(configs.take_changed() && !configs.take_changed());
     }
 

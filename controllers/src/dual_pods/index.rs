@@ -68,14 +68,14 @@ impl PodIndex {
             .map(String::as_str)
     }
 
-    fn record_container_failure(&mut self, own: &ProviderPod) {
-        for accelerator in own.id.accelerators.iter() {
-            let place = || (own.node.clone(), accelerator.clone());
+    fn record_container_failure(&mut self, provider: &ProviderPod) {
+        for accelerator in provider.id.accelerators.iter() {
+            let key = || (provider.node.clone(), accelerator.clone());
             // A provider that serves after a restart still reports its former end.
-            if own.observed.phase == ProviderPhase::Ready {
-                self.container_failures.remove(&place());
-            } else if let Some(trouble) = &own.container_failure {
-                self.container_failures.insert(place(), trouble.clone());
+            if provider.observed.phase == ProviderPhase::Ready {
+                self.container_failures.remove(&key());
+            } else if let Some(failure) = &provider.container_failure {
+                self.container_failures.insert(key(), failure.clone());
             }
         }
     }
@@ -135,15 +135,15 @@ impl PodIndex {
     /// Returns the launchers that accept calls, with their nodes.
     pub(super) fn launchers(&self) -> impl Iterator<Item = (&NodeName, &ProviderId, &ProviderPod)> {
         let all = self.providers.keys().filter_map(|(node, id)| Some((node, id, self.provider(node, id)?)));
-        all.filter(|(_, id, own)| {
-            id.is_launcher() && own.observed.phase == ProviderPhase::Ready && !own.observed.deleting
+        all.filter(|(_, id, provider)| {
+            id.is_launcher() && provider.observed.phase == ProviderPhase::Ready && !provider.observed.deleting
         })
     }
 
     /// Returns the UIDs of all launchers' Pods, ready or not.
     pub(super) fn launcher_uids(&self) -> impl Iterator<Item = &Uid> {
         let launchers = self.providers.keys().filter(|(_, id)| id.is_launcher());
-        launchers.filter_map(|(node, id)| self.provider(node, id)).map(|own| &own.uid)
+        launchers.filter_map(|(node, id)| self.provider(node, id)).map(|provider| &provider.uid)
     }
 
     /// Returns the ports of a node's launcher engines, as recorded on the Pods.
@@ -155,15 +155,17 @@ impl PodIndex {
             if at == node && id.is_launcher() { self.provider(at, id) } else { None }
         };
         let all = self.providers.keys().filter_map(of);
-        all.flat_map(|own| own.engines.iter().map(|(engine, inside)| (engine, inside.port)))
+        all.flat_map(|provider| {
+            provider.engines.iter().map(|(engine, launcher_engine)| (engine, launcher_engine.port))
+        })
     }
 
-    /// Applies a change and emits the resulting events to `tell`.
+    /// Applies a change and emits the resulting events to `emit`.
     pub(super) fn apply(
         &mut self,
         change: Delta<Pod>,
         facts: &ClusterFacts,
-        tell: &mut impl FnMut(PairingEvent),
+        emit: &mut impl FnMut(PairingEvent),
     ) {
         if let Some(late) = &mut self.deferred {
             late.push(change);
@@ -171,21 +173,21 @@ impl PodIndex {
         }
         match change {
             Delta::All { namespace, objects } => {
-                let there: BTreeMap<ObjectName, WatchedObject<Pod>> =
+                let listed: BTreeMap<ObjectName, WatchedObject<Pod>> =
                     objects.into_iter().map(|found| (found.name(), found)).collect();
-                let within = |name: &ObjectName| namespace.as_ref().is_none_or(|n| *n == name.namespace);
-                let gone: Vec<ObjectName> = self
+                let in_scope = |name: &ObjectName| namespace.as_ref().is_none_or(|n| *n == name.namespace);
+                let removed: Vec<ObjectName> = self
                     .pods
                     .keys()
-                    .filter(|name| within(name) && !there.contains_key(name))
+                    .filter(|name| in_scope(name) && !listed.contains_key(name))
                     .cloned()
                     .collect();
-                gone.iter().for_each(|name| self.remove(name, tell));
-                self.ahead_of_watch.retain(|name| !within(name));
-                there
+                removed.iter().for_each(|name| self.remove(name, emit));
+                self.ahead_of_watch.retain(|name| !in_scope(name));
+                listed
                     .into_values()
                     .filter_map(WatchedObject::readable)
-                    .for_each(|pod| self.upsert(&pod, facts, tell));
+                    .for_each(|pod| self.upsert(&pod, facts, emit));
             }
             Delta::Applied(found) => {
                 let (name, uid) = (found.name(), found.metadata().uid.clone());
@@ -198,57 +200,62 @@ impl PodIndex {
                 // The list was newer.
                 let stale = same.is_some_and(|role| role.version() > watch::version(found.metadata()));
                 if let Some(pod) = found.readable().filter(|_| !stale) {
-                    self.upsert(&pod, facts, tell);
+                    self.upsert(&pod, facts, emit);
                 }
             }
             Delta::Deleted(name) if self.ahead_of_watch.contains(&name) => {}
-            Delta::Deleted(name) => self.remove(&name, tell),
+            Delta::Deleted(name) => self.remove(&name, emit),
         }
     }
 
     /// Emits the events of all Pods again.
-    pub(super) fn replay(&self, facts: &ClusterFacts, tell: &mut impl FnMut(PairingEvent)) {
-        self.pods.values().for_each(|role| self.emit(role, facts, tell));
+    pub(super) fn replay(&self, facts: &ClusterFacts, emit: &mut impl FnMut(PairingEvent)) {
+        self.pods.values().for_each(|role| self.emit(role, facts, emit));
     }
 
-    fn upsert(&mut self, pod: &Pod, facts: &ClusterFacts, tell: &mut impl FnMut(PairingEvent)) {
+    fn upsert(&mut self, pod: &Pod, facts: &ClusterFacts, emit: &mut impl FnMut(PairingEvent)) {
         let Some(role) = IndexedPod::of(pod, self.mode) else { return };
         // Another Pod of the same name: the earlier Pod's deletion was not seen.
         if self.pods.get(role.name()).is_some_and(|before| before.uid() != role.uid()) {
             let name = role.name().clone();
-            self.remove(&name, tell);
+            self.remove(&name, emit);
         }
         match &role {
-            IndexedPod::Requester(own) => drop(self.requesters.insert(own.id.clone(), own.name.clone())),
-            IndexedPod::Provider(own) => {
-                drop(self.providers.insert((own.node.clone(), own.id.clone()), own.name.clone()));
-                self.record_container_failure(own);
+            IndexedPod::Requester(requester) => {
+                drop(self.requesters.insert(requester.id.clone(), requester.name.clone()))
+            }
+            IndexedPod::Provider(provider) => {
+                drop(
+                    self.providers
+                        .insert((provider.node.clone(), provider.id.clone()), provider.name.clone()),
+                );
+                self.record_container_failure(provider);
             }
         }
-        self.emit(&role, facts, tell);
+        self.emit(&role, facts, emit);
         self.pods.insert(role.name().clone(), role);
     }
 
-    fn emit(&self, role: &IndexedPod, facts: &ClusterFacts, tell: &mut impl FnMut(PairingEvent)) {
+    fn emit(&self, role: &IndexedPod, facts: &ClusterFacts, emit: &mut impl FnMut(PairingEvent)) {
         match role {
-            IndexedPod::Requester(own) => {
-                let bound = || self.bound_engine(own);
-                own.event(facts, bound).into_iter().for_each(tell);
+            IndexedPod::Requester(requester) => {
+                let bound = || self.bound_engine(requester);
+                requester.event(facts, bound).into_iter().for_each(emit);
             }
-            IndexedPod::Provider(own) => tell(PairingEvent::ProviderObserved {
-                node: own.node.clone(),
-                provider: own.id.clone(),
-                observed: own.observed.clone(),
+            IndexedPod::Provider(provider) => emit(PairingEvent::ProviderObserved {
+                node: provider.node.clone(),
+                provider: provider.id.clone(),
+                observed: provider.observed.clone(),
             }),
         }
     }
 
     /// Returns the engine that a provider's record binds to this requester.
-    fn bound_engine(&self, own: &RequesterPod) -> Option<RequestedEngine> {
-        let all = self.providers.keys().filter(|(node, _)| own.node.as_ref() == Some(node));
+    fn bound_engine(&self, requester: &RequesterPod) -> Option<RequestedEngine> {
+        let all = self.providers.keys().filter(|(node, _)| requester.node.as_ref() == Some(node));
         let mut records =
             all.filter_map(|(node, id)| self.provider(node, id)).flat_map(|p| &p.observed.records);
-        let found = records.find(|record| record.requester.as_ref() == Some(&own.id))?;
+        let found = records.find(|record| record.requester.as_ref() == Some(&requester.id))?;
         let EngineRecord { engine, sizes, level, stop_after, .. } = found;
         let (mode, fingerprint) = (engine.mode, engine.fingerprint);
         Some(RequestedEngine {
@@ -261,23 +268,23 @@ impl PodIndex {
         })
     }
 
-    fn remove(&mut self, name: &ObjectName, tell: &mut impl FnMut(PairingEvent)) {
+    fn remove(&mut self, name: &ObjectName, emit: &mut impl FnMut(PairingEvent)) {
         match self.pods.remove(name) {
-            Some(IndexedPod::Requester(own)) => {
-                self.requesters.remove(&own.id);
-                if let Some(node) = own.node {
-                    tell(PairingEvent::RequesterGone { node, requester: own.id });
+            Some(IndexedPod::Requester(requester)) => {
+                self.requesters.remove(&requester.id);
+                if let Some(node) = requester.node {
+                    emit(PairingEvent::RequesterGone { node, requester: requester.id });
                 }
             }
-            Some(IndexedPod::Provider(own)) => {
-                let place = (own.node, own.id);
-                if self.providers.get(&place) == Some(name) {
-                    self.providers.remove(&place);
+            Some(IndexedPod::Provider(provider_pod)) => {
+                let key = (provider_pod.node, provider_pod.id);
+                if self.providers.get(&key) == Some(name) {
+                    self.providers.remove(&key);
                 }
-                let (node, provider) = place;
-                let uid = own.uid;
+                let (node, provider) = key;
+                let uid = provider_pod.uid;
                 // A kubelet reports the end of the containers before it removes the object.
-                tell(if own.scheduled && own.observed.phase != ProviderPhase::Terminated {
+                emit(if provider_pod.scheduled && provider_pod.observed.phase != ProviderPhase::Terminated {
                     PairingEvent::ProviderVanished { node, provider, uid }
                 } else {
                     PairingEvent::ProviderGone { node, provider, uid }
@@ -310,22 +317,22 @@ impl IndexedPod {
 
     fn name(&self) -> &ObjectName {
         match self {
-            Self::Requester(own) => &own.name,
-            Self::Provider(own) => &own.name,
+            Self::Requester(requester) => &requester.name,
+            Self::Provider(provider) => &provider.name,
         }
     }
 
     fn uid(&self) -> &str {
         match self {
-            Self::Requester(own) => own.id.as_str(),
-            Self::Provider(own) => own.uid.as_str(),
+            Self::Requester(requester) => requester.id.as_str(),
+            Self::Provider(provider) => provider.uid.as_str(),
         }
     }
 
     fn version(&self) -> u64 {
         match self {
-            Self::Requester(own) => own.version,
-            Self::Provider(own) => own.version,
+            Self::Requester(requester) => requester.version,
+            Self::Provider(provider) => provider.version,
         }
     }
 }

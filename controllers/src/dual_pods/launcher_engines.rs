@@ -78,11 +78,12 @@ pub fn metadata_without(
     routing: &RoutingMetadata,
     others: &[LauncherEngine],
 ) -> (MetadataChanges, MetadataChanges) {
-    let left = |own: &BTreeMap<String, String>, of: fn(&RoutingMetadata) -> &BTreeMap<String, String>| {
+    let remaining = |entries: &BTreeMap<String, String>,
+                     of: fn(&RoutingMetadata) -> &BTreeMap<String, String>| {
         let other = |key: &String| others.iter().find_map(|other| of(&other.routing).get(key).cloned());
-        own.keys().map(|key| (key.clone(), other(key))).collect()
+        entries.keys().map(|key| (key.clone(), other(key))).collect()
     };
-    (left(&routing.labels, |all| &all.labels), left(&routing.annotations, |all| &all.annotations))
+    (remaining(&routing.labels, |all| &all.labels), remaining(&routing.annotations, |all| &all.annotations))
 }
 
 /// Changes to a Pod's metadata by key; `None` removes the key.
@@ -96,9 +97,9 @@ pub fn key(engine: &PairingEngineId) -> String {
 
 /// Renders the annotation's value.
 #[must_use]
-pub fn text(inside: &LauncherEngine) -> String {
-    let LauncherEngine { record, sleep_level: slept, port, routing } = inside;
-    let kept = LauncherEngineAnnotation {
+pub fn text(engine: &LauncherEngine) -> String {
+    let LauncherEngine { record, sleep_level: slept, port, routing } = engine;
+    let annotation = LauncherEngineAnnotation {
         accelerators: record.engine.accelerators.to_vec(),
         fingerprint: record.engine.fingerprint.to_string(),
         generation: record.generation,
@@ -112,7 +113,7 @@ pub fn text(inside: &LauncherEngine) -> String {
         routing: routing.clone(),
     };
     // Serializing numbers and strings cannot fail.
-    serde_json::to_string(&kept).unwrap_or_default()
+    serde_json::to_string(&annotation).unwrap_or_default()
 }
 
 /// Reads all engines of this Pod. Logs unreadable annotations and leaves them in place.
@@ -144,9 +145,10 @@ fn ours(pod: &Pod) -> impl Iterator<Item = (&String, &String)> {
 }
 
 fn parse_engine(text: &str) -> Result<LauncherEngine, String> {
-    let kept: LauncherEngineAnnotation = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    let fingerprint = u64::from_str_radix(&kept.fingerprint, 16).map_err(|error| error.to_string())?;
-    let mut accelerators = kept.accelerators;
+    let annotation: LauncherEngineAnnotation =
+        serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let fingerprint = u64::from_str_radix(&annotation.fingerprint, 16).map_err(|error| error.to_string())?;
+    let mut accelerators = annotation.accelerators;
     accelerators.sort_unstable();
     let record = EngineRecord {
         engine: PairingEngineId {
@@ -154,14 +156,19 @@ fn parse_engine(text: &str) -> Result<LauncherEngine, String> {
             accelerators: accelerators.into(),
             fingerprint: EngineFingerprint(fingerprint),
         },
-        generation: kept.generation,
-        sizes: kept.sizes,
-        level: kept.level,
-        stop_after: kept.stop_after,
-        requester: kept.requester,
-        last_used: kept.last_used,
+        generation: annotation.generation,
+        sizes: annotation.sizes,
+        level: annotation.level,
+        stop_after: annotation.stop_after,
+        requester: annotation.requester,
+        last_used: annotation.last_used,
     };
-    Ok(LauncherEngine { record, sleep_level: kept.sleep_level, port: kept.port, routing: kept.routing })
+    Ok(LauncherEngine {
+        record,
+        sleep_level: annotation.sleep_level,
+        port: annotation.port,
+        routing: annotation.routing,
+    })
 }
 
 #[cfg(test)]
@@ -216,10 +223,11 @@ mod tests {
     #[test]
     fn what_led_to_one_engine_goes_with_it_and_what_leads_to_another_stays() {
         let (one, two) = (inside(1, Some("one"), 8100), inside(2, Some("two"), 8101));
-        let told = |own: &LauncherEngine, others: &[LauncherEngine]| metadata_without(&own.routing, others).0;
+        let routing_left =
+            |engine: &LauncherEngine, others: &[LauncherEngine]| metadata_without(&engine.routing, others).0;
         let key = || "engine".to_owned();
-        assert_eq!(told(&one, &[]), [(key(), None)].into());
-        assert_eq!(told(&one, std::slice::from_ref(&two)), [(key(), Some("two".to_owned()))].into());
-        assert_eq!(told(&inside(3, None, 8102), &[one, two]), BTreeMap::new());
+        assert_eq!(routing_left(&one, &[]), [(key(), None)].into());
+        assert_eq!(routing_left(&one, std::slice::from_ref(&two)), [(key(), Some("two".to_owned()))].into());
+        assert_eq!(routing_left(&inside(3, None, 8102), &[one, two]), BTreeMap::new());
     }
 }

@@ -38,21 +38,21 @@ impl EnginePorts {
         self.0.get(&(node.clone(), engine.clone())).copied()
     }
 
-    /// Returns the engine's own port, or else the node's lowest free port. `there`: ports on the launchers' Pods.
+    /// Returns the engine's own port, or else the node's lowest free port. `recorded`: ports on the launchers' Pods.
     pub(super) fn allocate<'a>(
         &mut self,
         node: &PairingNode,
         engine: &PairingEngineId,
-        there: impl Iterator<Item = (&'a PairingEngineId, u16)>,
+        recorded: impl Iterator<Item = (&'a PairingEngineId, u16)>,
     ) -> u16 {
         self.0.retain(|(at, known), _| *at != node.name || node.engines.contains_key(known));
-        let there: BTreeMap<&PairingEngineId, u16> = there.collect();
-        let own = self.get(&node.name, engine).or_else(|| there.get(engine).copied());
+        let recorded: BTreeMap<&PairingEngineId, u16> = recorded.collect();
+        let existing_port = self.get(&node.name, engine).or_else(|| recorded.get(engine).copied());
         let given = self.0.iter().filter(|((at, _), _)| *at == node.name).map(|(_, port)| *port);
-        let taken: BTreeSet<u16> = given.chain(there.values().copied()).collect();
+        let used: BTreeSet<u16> = given.chain(recorded.values().copied()).collect();
         let free =
-            || (FIRST_ENGINE_PORT..=u16::MAX).find(|port| !taken.contains(port)).unwrap_or(FIRST_ENGINE_PORT);
-        let port = own.unwrap_or_else(free);
+            || (FIRST_ENGINE_PORT..=u16::MAX).find(|port| !used.contains(port)).unwrap_or(FIRST_ENGINE_PORT);
+        let port = existing_port.unwrap_or_else(free);
         self.0.insert((node.name.clone(), engine.clone()), port);
         port
     }
@@ -79,8 +79,8 @@ pub(super) struct LauncherWatches {
 
 impl LauncherWatches {
     pub(super) fn new() -> Self {
-        let (tell, heard) = mpsc::channel(EVENT_CHANNEL_CAPACITY);
-        Self { tx: tell, rx: heard, tasks: JoinSet::new(), watches: BTreeMap::new() }
+        let (tx, rx) = mpsc::channel(EVENT_CHANNEL_CAPACITY);
+        Self { tx, rx, tasks: JoinSet::new(), watches: BTreeMap::new() }
     }
 
     /// Ends all connections.
@@ -89,51 +89,47 @@ impl LauncherWatches {
     }
 
     /// Connects to new launchers, and ends the connections of vanished ones.
-    pub(super) fn sync(
-        &mut self,
-        directory: &PodIndex,
-        epoch: Epoch,
-        key: &StubKey,
-        metrics: &DualPodMetrics,
-    ) {
-        let there: BTreeSet<&Uid> = directory.launcher_uids().collect();
+    pub(super) fn sync(&mut self, index: &PodIndex, epoch: Epoch, key: &StubKey, metrics: &DualPodMetrics) {
+        let existing: BTreeSet<&Uid> = index.launcher_uids().collect();
         self.watches.retain(|uid, task| {
-            let stays = there.contains(uid);
+            let stays = existing.contains(uid);
             if !stays {
                 task.abort();
             }
             stays
         });
         while self.tasks.try_join_next().is_some() {}
-        for (node, id, own) in directory.launchers() {
-            let (false, Some(address)) = (self.watches.contains_key(&own.uid), own.launcher_address()) else {
+        for (node, id, provider) in index.launchers() {
+            let (false, Some(address)) =
+                (self.watches.contains_key(&provider.uid), provider.launcher_address())
+            else {
                 continue;
             };
-            let calls = Arc::new(metrics.call_observer(&own.name.namespace, None));
-            let token = key.launcher_token(&own.name);
-            let launcher = LauncherClient::new(address, Some(token), epoch.0).observed(calls);
-            let (node, id, uid) = (node.clone(), id.clone(), own.uid.clone());
-            let (tell, of) = (self.tx.clone(), uid.clone());
-            let wrap = move |seen| LauncherEvent {
+            let call_observer = Arc::new(metrics.call_observer(&provider.name.namespace, None));
+            let token = key.launcher_token(&provider.name);
+            let launcher = LauncherClient::new(address, Some(token), epoch.0).observed(call_observer);
+            let (node, id, uid) = (node.clone(), id.clone(), provider.uid.clone());
+            let (tx, of) = (self.tx.clone(), uid.clone());
+            let wrap = move |change| LauncherEvent {
                 node: node.clone(),
                 launcher: id.clone(),
                 uid: of.clone(),
-                change: seen,
+                change,
             };
-            let task = self.tasks.spawn(async move { launcher.watch(tell, wrap).await });
+            let task = self.tasks.spawn(async move { launcher.watch(tx, wrap).await });
             self.watches.insert(uid, task);
         }
     }
 
     /// Whether the event's launcher is still watched. An earlier launcher's late events do not count.
-    pub(super) fn is_watched(&self, heard: &LauncherEvent) -> bool {
-        self.watches.contains_key(&heard.uid)
+    pub(super) fn is_watched(&self, launcher_event: &LauncherEvent) -> bool {
+        self.watches.contains_key(&launcher_event.uid)
     }
 }
 
 /// Converts a launcher's event into pairing events.
-pub(super) fn events(heard: &LauncherEvent) -> Vec<PairingEvent> {
-    let all: Vec<&LauncherInstance> = match &heard.change {
+pub(super) fn events(launcher_event: &LauncherEvent) -> Vec<PairingEvent> {
+    let all: Vec<&LauncherInstance> = match &launcher_event.change {
         LauncherWatchEvent::Listed(all) => all.iter().collect(),
         LauncherWatchEvent::Created(instance)
         | LauncherWatchEvent::Updated(instance)
@@ -141,8 +137,8 @@ pub(super) fn events(heard: &LauncherEvent) -> Vec<PairingEvent> {
         | LauncherWatchEvent::Deleted(instance) => vec![instance],
         LauncherWatchEvent::Disconnected => Vec::new(),
     };
-    let gone = matches!(heard.change, LauncherWatchEvent::Deleted(_));
-    all.into_iter().filter_map(|instance| event(&heard.node, instance, gone)).collect()
+    let gone = matches!(launcher_event.change, LauncherWatchEvent::Deleted(_));
+    all.into_iter().filter_map(|instance| event(&launcher_event.node, instance, gone)).collect()
 }
 
 fn event(node: &NodeName, instance: &LauncherInstance, gone: bool) -> Option<PairingEvent> {
@@ -156,11 +152,16 @@ fn event(node: &NodeName, instance: &LauncherInstance, gone: bool) -> Option<Pai
 }
 
 /// Returns the message for a requester's user if an engine ended while it was starting.
-pub(super) fn start_failure(heard: &LauncherEvent, node: &PairingNode) -> Option<(RequesterId, String)> {
-    let LauncherWatchEvent::Stopped { instance, exit_code } = &heard.change else { return None };
-    let known = node.engines.get(&engine_id(instance)?)?;
-    let starts = matches!(known.state, PairingEngineState::Creating | PairingEngineState::Starting);
-    let own = known.requester().filter(|_| starts && instance.generation() == Some(known.generation))?;
+pub(super) fn start_failure(
+    launcher_event: &LauncherEvent,
+    node: &PairingNode,
+) -> Option<(RequesterId, String)> {
+    let LauncherWatchEvent::Stopped { instance, exit_code } = &launcher_event.change else { return None };
+    let engine_state = node.engines.get(&engine_id(instance)?)?;
+    let starts = matches!(engine_state.state, PairingEngineState::Creating | PairingEngineState::Starting);
+    let requester = engine_state
+        .requester()
+        .filter(|_| starts && instance.generation() == Some(engine_state.generation))?;
     let how = exit_code.map_or_else(String::new, |code| match code {
         0.. => format!(" with code {code}"),
         _ => format!(" by signal {}", code.unsigned_abs()),
@@ -170,12 +171,12 @@ pub(super) fn start_failure(heard: &LauncherEvent, node: &PairingNode) -> Option
         "the engine of {name} exited{how} before it answered: see the log of {} in its launcher",
         instance.id
     );
-    Some((own.clone(), text))
+    Some((requester.clone(), text))
 }
 
 /// Returns engines that ran and that a list lacks. The list may predate their launch, so each needs a query.
-pub(super) fn missing(heard: &LauncherEvent, node: &PairingNode) -> Vec<PairingEngineId> {
-    let LauncherWatchEvent::Listed(all) = &heard.change else { return Vec::new() };
+pub(super) fn missing(launcher_event: &LauncherEvent, node: &PairingNode) -> Vec<PairingEngineId> {
+    let LauncherWatchEvent::Listed(all) = &launcher_event.change else { return Vec::new() };
     let listed: BTreeSet<PairingEngineId> = all.iter().filter_map(engine_id).collect();
     let runs = |state| {
         !matches!(
@@ -186,23 +187,26 @@ pub(super) fn missing(heard: &LauncherEvent, node: &PairingNode) -> Vec<PairingE
                 | PairingEngineState::Gone
         )
     };
-    let ours = node.engines_in(&heard.launcher).filter(|own| runs(own.state) && !listed.contains(&own.id));
-    ours.map(|own| own.id.clone()).collect()
+    let lacking = node
+        .engines_in(&launcher_event.launcher)
+        .filter(|engine| runs(engine.state) && !listed.contains(&engine.id));
+    lacking.map(|engine| engine.id.clone()).collect()
 }
 
 /// Returns the ids of running engines that the pairing logic does not know.
 ///
 /// A former leader ordered them, and they started after this leader had listed the engines.
-pub(super) fn orphans(heard: &LauncherEvent, node: &PairingNode) -> Vec<String> {
-    let all: &[LauncherInstance] = match &heard.change {
+pub(super) fn orphans(launcher_event: &LauncherEvent, node: &PairingNode) -> Vec<String> {
+    let all: &[LauncherInstance] = match &launcher_event.change {
         LauncherWatchEvent::Listed(all) => all,
         LauncherWatchEvent::Created(instance) => std::slice::from_ref(instance),
         _ => &[],
     };
-    let unknown = |own: &&LauncherInstance| {
-        own.generation().is_some() && engine_id(own).is_some_and(|id| !node.engines.contains_key(&id))
+    let unknown = |instance: &&LauncherInstance| {
+        instance.generation().is_some()
+            && engine_id(instance).is_some_and(|id| !node.engines.contains_key(&id))
     };
-    all.iter().filter(unknown).map(|own| own.id.clone()).collect()
+    all.iter().filter(unknown).map(|instance| instance.id.clone()).collect()
 }
 
 /// Queries a missing engine; returns `None` if it exists or the launcher does not answer.
@@ -245,9 +249,9 @@ mod tests {
         serde_json::from_value(instance).unwrap()
     }
 
-    fn launcher_event(seen: LauncherWatchEvent) -> LauncherEvent {
+    fn launcher_event(event: LauncherWatchEvent) -> LauncherEvent {
         let launcher = ProviderId::launcher("GPU-0".into());
-        LauncherEvent { node: "n".into(), launcher, uid: "u".into(), change: seen }
+        LauncherEvent { node: "n".into(), launcher, uid: "u".into(), change: event }
     }
 
     #[test]

@@ -39,19 +39,23 @@ pub(super) struct MemoryBaselines(BTreeMap<EngineLocation, (Generation, Option<A
 impl MemoryBaselines {
     /// Stores a baseline. The first start order of a generation counts: on a repetition, the engine may already run.
     pub(super) fn record(&mut self, before: MemoryBaseline) {
-        let MemoryBaseline { location: place, generation, used } = before;
-        if self.0.get(&place).is_none_or(|(known, _)| *known != generation) {
-            self.0.insert(place, (generation, used));
+        let MemoryBaseline { location, generation, used } = before;
+        if self.0.get(&location).is_none_or(|(known, _)| *known != generation) {
+            self.0.insert(location, (generation, used));
         }
     }
 
     /// Takes the baseline of this generation. It is used once: a later wake shows nothing new.
-    pub(super) fn take(&mut self, place: &EngineLocation, life: Generation) -> Option<AcceleratorUsedMib> {
-        self.0.remove(place).filter(|(known, _)| *known == life).and_then(|(_, used)| used)
+    pub(super) fn take(
+        &mut self,
+        location: &EngineLocation,
+        generation: Generation,
+    ) -> Option<AcceleratorUsedMib> {
+        self.0.remove(location).filter(|(known, _)| *known == generation).and_then(|(_, used)| used)
     }
 
     pub(super) fn retain(&mut self, lives: impl Fn(&EngineLocation) -> bool) {
-        self.0.retain(|place, _| lives(place));
+        self.0.retain(|location, _| lives(location));
     }
 
     pub(super) fn clear(&mut self) {

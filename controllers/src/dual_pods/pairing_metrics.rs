@@ -55,9 +55,9 @@ enum CountedPod {
 }
 
 impl PairingMetrics {
-    pub(super) const fn new(told: DualPodMetrics) -> Self {
+    pub(super) const fn new(metrics: DualPodMetrics) -> Self {
         Self {
-            metrics: told,
+            metrics,
             leads: false,
             pods: BTreeMap::new(),
             requesters: BTreeMap::new(),
@@ -73,9 +73,9 @@ impl PairingMetrics {
         *self = Self::new(self.metrics.clone());
     }
 
-    pub(super) fn begin(&mut self, sight: MetricsInputs<'_>) {
+    pub(super) fn begin(&mut self, inputs: MetricsInputs<'_>) {
         self.leads = true;
-        self.recount_all(sight);
+        self.recount_all(inputs);
     }
 
     /// Returns when a count changes without an event.
@@ -83,16 +83,16 @@ impl PairingMetrics {
         self.due.values().min().copied()
     }
 
-    pub(super) fn recount_due(&mut self, sight: MetricsInputs<'_>) {
-        let is_due = |(_, at): &(&ObjectName, &Tick)| **at <= sight.now;
+    pub(super) fn recount_due(&mut self, inputs: MetricsInputs<'_>) {
+        let is_due = |(_, at): &(&ObjectName, &Tick)| **at <= inputs.now;
         let due: Vec<ObjectName> = self.due.iter().filter(is_due).map(|(name, _)| name.clone()).collect();
-        due.iter().for_each(|name| self.count(name, sight));
+        due.iter().for_each(|name| self.count(name, inputs));
     }
 
-    pub(super) fn recount_all(&mut self, sight: MetricsInputs<'_>) {
-        let known: BTreeSet<ObjectName> = self.pods.keys().chain(sight.index.names()).cloned().collect();
-        known.iter().for_each(|name| self.recount(name, sight));
-        self.count_configs(sight.facts);
+    pub(super) fn recount_all(&mut self, inputs: MetricsInputs<'_>) {
+        let known: BTreeSet<ObjectName> = self.pods.keys().chain(inputs.index.names()).cloned().collect();
+        known.iter().for_each(|name| self.recount(name, inputs));
+        self.count_configs(inputs.facts);
     }
 
     fn count_configs(&mut self, facts: &ClusterFacts) {
@@ -100,32 +100,32 @@ impl PairingMetrics {
             return;
         }
         let now = facts.configs.by_launcher();
-        let gone = self.configs.keys().filter(|name| !now.contains_key(*name)).map(|name| (name, &0));
-        now.iter().chain(gone).for_each(|(name, count)| self.metrics.set_configs(name, *count));
+        let removed = self.configs.keys().filter(|name| !now.contains_key(*name)).map(|name| (name, &0));
+        now.iter().chain(removed).for_each(|(name, count)| self.metrics.set_configs(name, *count));
         self.configs = now;
     }
 
     /// Counts a Pod again after a change.
-    pub(super) fn recount(&mut self, name: &ObjectName, sight: MetricsInputs<'_>) {
+    pub(super) fn recount(&mut self, name: &ObjectName, inputs: MetricsInputs<'_>) {
         if !self.leads {
             return;
         }
         let dual =
             |pods: &BTreeMap<ObjectName, CountedPod>| pods.get(name).and_then(CountedPod::dual).cloned();
         let before = dual(&self.pods);
-        self.count(name, sight);
+        self.count(name, inputs);
         // The provider's pairs contain its requester's name, so they depend on this Pod.
         let providers: BTreeSet<ObjectName> = before.into_iter().chain(dual(&self.pods)).collect();
-        providers.iter().for_each(|name| self.count(name, sight));
+        providers.iter().for_each(|name| self.count(name, inputs));
     }
 
-    fn count(&mut self, name: &ObjectName, sight: MetricsInputs<'_>) {
+    fn count(&mut self, name: &ObjectName, inputs: MetricsInputs<'_>) {
         self.due.remove(name);
-        let counted = match sight.index.pod(name) {
-            Some(IndexedPod::Requester(own)) => Some(CountedPod::requester(own)),
-            Some(IndexedPod::Provider(own)) => Some(CountedPod::Provider {
-                pairs: pairs(own, sight.index),
-                launcher: self.launcher_phase(own, sight),
+        let counted = match inputs.index.pod(name) {
+            Some(IndexedPod::Requester(requester)) => Some(CountedPod::requester(requester)),
+            Some(IndexedPod::Provider(provider)) => Some(CountedPod::Provider {
+                pairs: pairs(provider, inputs.index),
+                launcher: self.launcher_phase(provider, inputs),
             }),
             None => None,
         };
@@ -146,27 +146,27 @@ impl PairingMetrics {
 
     fn launcher_phase(
         &mut self,
-        own: &ProviderPod,
-        sight: MetricsInputs<'_>,
+        provider: &ProviderPod,
+        inputs: MetricsInputs<'_>,
     ) -> Option<(String, LauncherPhase)> {
-        let source = own.source.as_ref().filter(|_| own.is_launcher())?;
-        let phase = if own.is_bound() {
+        let source = provider.source.as_ref().filter(|_| provider.is_launcher())?;
+        let phase = if provider.is_bound() {
             LauncherPhase::Bound
-        } else if sight.facts.configs.build_policy(source).is_some_and(|terms| terms.obsolete) {
+        } else if inputs.facts.configs.build_policy(source).is_some_and(|terms| terms.obsolete) {
             LauncherPhase::Stale
-        } else if own.phase() == ProviderPhase::Ready {
+        } else if provider.phase() == ProviderPhase::Ready {
             LauncherPhase::Unbound
         } else {
-            let (stuck, after) = if own.is_scheduled() {
+            let (stuck, after) = if provider.is_scheduled() {
                 (LauncherPhase::StuckStarting, STUCK_STARTING_AFTER)
             } else {
                 (LauncherPhase::StuckScheduling, STUCK_SCHEDULING_AFTER)
             };
-            let due = own.created + after;
-            if due <= sight.now {
+            let due = provider.created + after;
+            if due <= inputs.now {
                 stuck
             } else {
-                self.due.insert(own.name.clone(), due);
+                self.due.insert(provider.name.clone(), due);
                 LauncherPhase::Unbound
             }
         };
@@ -181,8 +181,8 @@ impl PairingMetrics {
             }
             CountedPod::Provider { pairs, launcher } => {
                 pairs.iter().for_each(|pair| self.metrics.set_bound(pair));
-                if let Some(own @ (config, phase)) = launcher {
-                    let count = change(&mut self.launchers, own, 1);
+                if let Some(labels @ (config, phase)) = launcher {
+                    let count = change(&mut self.launchers, labels, 1);
                     self.metrics.set_launchers(config, *phase, count);
                 }
             }
@@ -197,10 +197,10 @@ impl PairingMetrics {
                 self.metrics.set_requesters(config, count);
             }
             CountedPod::Provider { pairs, launcher } => {
-                let stays = |pair: &&EngineBindingLabels| matches!(now, Some(CountedPod::Provider { pairs, .. }) if pairs.contains(*pair));
+                let stays = |labels: &&EngineBindingLabels| matches!(now, Some(CountedPod::Provider { pairs, .. }) if pairs.contains(*labels));
                 pairs.iter().filter(|pair| !stays(pair)).for_each(|pair| self.metrics.remove_bound(pair));
-                if let Some(own @ (config, phase)) = launcher {
-                    let count = change(&mut self.launchers, own, -1);
+                if let Some(labels @ (config, phase)) = launcher {
+                    let count = change(&mut self.launchers, labels, -1);
                     self.metrics.set_launchers(config, *phase, count);
                 }
             }
@@ -209,9 +209,15 @@ impl PairingMetrics {
 }
 
 impl CountedPod {
-    fn requester(own: &RequesterPod) -> Self {
-        let dual = own.dual.as_ref().map(|dual| ObjectName::new(own.name.namespace.clone(), dual.clone()));
-        Self::Requester { config: own.config().map(|config| config.name.clone()).unwrap_or_default(), dual }
+    fn requester(requester: &RequesterPod) -> Self {
+        let dual = requester
+            .dual
+            .as_ref()
+            .map(|dual| ObjectName::new(requester.name.namespace.clone(), dual.clone()));
+        Self::Requester {
+            config: requester.config().map(|config| config.name.clone()).unwrap_or_default(),
+            dual,
+        }
     }
 
     const fn dual(&self) -> Option<&ObjectName> {
@@ -223,13 +229,13 @@ impl CountedPod {
 }
 
 /// Returns a pair for each accelerator of the Pod's bound engines.
-fn pairs(own: &ProviderPod, directory: &PodIndex) -> BTreeSet<EngineBindingLabels> {
-    let bound = own
+fn pairs(provider: &ProviderPod, index: &PodIndex) -> BTreeSet<EngineBindingLabels> {
+    let bound = provider
         .records()
         .iter()
-        .filter_map(|record| Some((&record.engine, directory.requester(record.requester.as_ref()?)?)));
+        .filter_map(|record| Some((&record.engine, index.requester(record.requester.as_ref()?)?)));
     let of = |(engine, requester): (&PairingEngineId, &RequesterPod)| {
-        let instance = if own.is_launcher() {
+        let instance = if provider.is_launcher() {
             launcher::instance_id(engine.fingerprint, &engine.accelerators)
         } else {
             String::new()
@@ -237,11 +243,11 @@ fn pairs(own: &ProviderPod, directory: &PodIndex) -> BTreeSet<EngineBindingLabel
         let pair = |accelerator: &AcceleratorId| EngineBindingLabels {
             namespace: requester.name.namespace.clone(),
             requester: requester.name.name.clone(),
-            provider: own.name.name.clone(),
+            provider: provider.name.name.clone(),
             container: keys::CONTAINER,
             instance: instance.clone(),
             accelerator: accelerator.to_string(),
-            node: own.node().to_string(),
+            node: provider.node().to_string(),
         };
         engine.accelerators.iter().map(pair).collect::<Vec<_>>()
     };

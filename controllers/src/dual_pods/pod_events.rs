@@ -43,62 +43,62 @@ struct WaitingRequester {
 }
 
 impl PodEvents {
-    pub(super) const fn new(herald: EventSender) -> Self {
-        Self { sender: herald, waiting: BTreeMap::new() }
+    pub(super) const fn new(event_sender: EventSender) -> Self {
+        Self { sender: event_sender, waiting: BTreeMap::new() }
     }
 
     pub(super) fn forget(&mut self) {
         self.waiting.clear();
     }
 
-    pub(super) fn send(&self, notices: impl IntoIterator<Item = EventRequest>) {
-        notices.into_iter().for_each(|notice| self.sender.send(notice));
+    pub(super) fn send(&self, requests: impl IntoIterator<Item = EventRequest>) {
+        requests.into_iter().for_each(|request| self.sender.send(request));
     }
 
     /// Reports that the requester's engine serves, this long after its stub started.
-    pub(super) fn report_served(&self, own: &RequesterPod, path: ActuationPath, took: Millis) {
+    pub(super) fn report_served(&self, requester: &RequesterPod, path: ActuationPath, took: Millis) {
         let how = match path {
             ActuationPath::Hot => "was woken",
             ActuationPath::Warm => "was started in an existing launcher",
             ActuationPath::Cold => "was started in a new Pod",
         };
-        tracing::info!(requester = %own.name, start = how, duration = %took, "engine serves the requester");
+        tracing::info!(requester = %requester.name, start = how, duration = %took, "engine serves the requester");
         self.send([requester_event(
-            own,
+            requester,
             EventReason::Served.with_note(format!("the engine {how} and serves after {took}")),
         )]);
     }
 
     /// Reports why the request cannot be served.
-    pub(super) fn report_failed(&self, own: &RequesterPod, why: &str) {
-        self.send([requester_event(own, EventReason::Failed.with_note(why.to_owned()))]);
+    pub(super) fn report_failed(&self, requester: &RequesterPod, reason: &str) {
+        self.send([requester_event(requester, EventReason::Failed.with_note(reason.to_owned()))]);
     }
 
     /// Reports a grace period that is too short for the engine, and a sufficient one.
-    pub(super) fn report_short_grace(&self, own: &RequesterPod, why: &str) {
-        tracing::warn!(requester = %own.name, reason = why, "requester's terminationGracePeriodSeconds is too short");
-        self.send([requester_event(own, EventReason::ShortGrace.with_note(why.to_owned()))]);
+    pub(super) fn report_short_grace(&self, requester: &RequesterPod, reason: &str) {
+        tracing::warn!(requester = %requester.name, reason, "requester's terminationGracePeriodSeconds is too short");
+        self.send([requester_event(requester, EventReason::ShortGrace.with_note(reason.to_owned()))]);
     }
 
     /// Updates why the requesters of these nodes wait.
     pub(super) fn update_waiting(
         &mut self,
-        looked: &[NodeName],
+        replanned: &[NodeName],
         reasons: &BTreeMap<(NodeName, RequesterId), String>,
         tasks: &mut JoinSet<FinishedTask>,
     ) {
-        let looked: BTreeSet<&NodeName> = looked.iter().collect();
-        self.waiting.retain(|id, known| {
-            !looked.contains(&known.node) || reasons.contains_key(&(known.node.clone(), id.clone()))
+        let replanned: BTreeSet<&NodeName> = replanned.iter().collect();
+        self.waiting.retain(|id, waiting| {
+            !replanned.contains(&waiting.node) || reasons.contains_key(&(waiting.node.clone(), id.clone()))
         });
-        for ((node, id), why) in reasons {
-            if let Some(known) = self.waiting.get_mut(id) {
-                known.reason.clone_from(why);
+        for ((node, id), reason) in reasons {
+            if let Some(waiting) = self.waiting.get_mut(id) {
+                waiting.reason.clone_from(reason);
                 continue;
             }
             self.waiting.insert(
                 id.clone(),
-                WaitingRequester { node: node.clone(), reason: why.clone(), reported: None },
+                WaitingRequester { node: node.clone(), reason: reason.clone(), reported: None },
             );
             schedule_wait_report(id.clone(), tasks);
         }
@@ -108,15 +108,15 @@ impl PodEvents {
     pub(super) fn report_waiting(
         &mut self,
         id: RequesterId,
-        directory: &PodIndex,
+        index: &PodIndex,
         tasks: &mut JoinSet<FinishedTask>,
     ) {
-        let Some(known) = self.waiting.get_mut(&id) else { return };
-        if known.reported.as_ref() != Some(&known.reason) {
-            known.reported = Some(known.reason.clone());
-            let news = EventReason::Waiting.with_note(known.reason.clone());
-            let notice = directory.requester(&id).map(|own| requester_event(own, news));
-            self.send(notice);
+        let Some(waiting) = self.waiting.get_mut(&id) else { return };
+        if waiting.reported.as_ref() != Some(&waiting.reason) {
+            waiting.reported = Some(waiting.reason.clone());
+            let event = EventReason::Waiting.with_note(waiting.reason.clone());
+            let request = index.requester(&id).map(|requester| requester_event(requester, event));
+            self.send(request);
         }
         schedule_wait_report(id, tasks);
     }
@@ -130,21 +130,23 @@ fn schedule_wait_report(id: RequesterId, tasks: &mut JoinSet<FinishedTask>) {
 }
 
 /// Returns the Events to send once this command has succeeded.
-pub(super) fn completion_events(job: &CommandContext) -> Vec<EventRequest> {
-    let requester = |news: EventContent| job.requester.as_ref().map(|own| requester_event(own, news));
-    let provider =
-        |news: EventContent| job.provider.as_ref().map(|own| pod_event(&own.name, own.uid.as_str(), news));
-    match &job.command.action {
-        PairingAction::Requester { step: RequesterStep::Delete { reason: why }, .. } => {
-            requester(delete_news(*why)).into_iter().collect()
+pub(super) fn completion_events(context: &CommandContext) -> Vec<EventRequest> {
+    let requester =
+        |event: EventContent| context.requester.as_ref().map(|requester| requester_event(requester, event));
+    let provider = |event: EventContent| {
+        context.provider.as_ref().map(|provider| pod_event(&provider.name, provider.uid.as_str(), event))
+    };
+    match &context.command.action {
+        PairingAction::Requester { step: RequesterStep::Delete { reason }, .. } => {
+            requester(delete_news(*reason)).into_iter().collect()
         }
         PairingAction::Engine { engine, step: EngineStep::Sleep { level, .. }, .. } => {
-            let note = with_shortage(job, format!("{engine} sleeps at level {}", level.number()));
+            let note = with_shortage(context, format!("{engine} sleeps at level {}", level.number()));
             provider(EventReason::Slept.with_note(note)).into_iter().collect()
         }
-        PairingAction::Engine { engine, step: EngineStep::Stop { reason: why }, .. } => {
-            let reason = if is_failure(*why) { EventReason::Failed } else { EventReason::Ended };
-            let note = |engine: &str| with_shortage(job, format!("{engine} was stopped: {why}"));
+        PairingAction::Engine { engine, step: EngineStep::Stop { reason: stop_reason }, .. } => {
+            let reason = if is_failure(*stop_reason) { EventReason::Failed } else { EventReason::Ended };
+            let note = |engine: &str| with_shortage(context, format!("{engine} was stopped: {stop_reason}"));
             let to_requester = requester(reason.with_note(note("the engine")));
             let to_provider = provider(reason.with_note(note(&engine.to_string())));
             to_requester.into_iter().chain(to_provider).collect()
@@ -161,14 +163,14 @@ fn with_shortage(job: &CommandContext, note: String) -> String {
     }
 }
 
-fn delete_news(why: RequesterDeleteReason) -> EventContent {
+fn delete_news(reason: RequesterDeleteReason) -> EventContent {
     EventReason::Deleted
-        .with_note(format!("the requester was deleted, so that its owner creates another: {why}"))
+        .with_note(format!("the requester was deleted, so that its owner creates another: {reason}"))
 }
 
 /// Whether the engine itself failed, independent of its requester.
-pub(super) const fn is_failure(why: EngineStopReason) -> bool {
-    match why {
+pub(super) const fn is_failure(reason: EngineStopReason) -> bool {
+    match reason {
         EngineStopReason::StartFailed
         | EngineStopReason::WakeFailed
         | EngineStopReason::CanaryFailed
@@ -185,12 +187,12 @@ pub(super) const fn is_failure(why: EngineStopReason) -> bool {
     }
 }
 
-fn requester_event(own: &RequesterPod, news: EventContent) -> EventRequest {
-    pod_event(&own.name, own.id.as_str(), news)
+fn requester_event(requester: &RequesterPod, event: EventContent) -> EventRequest {
+    pod_event(&requester.name, requester.id.as_str(), event)
 }
 
-fn pod_event(name: &ObjectName, uid: &str, news: EventContent) -> EventRequest {
-    EventRequest { regarding: RegardingKind::Pod, object: name.clone(), uid: uid.to_owned(), content: news }
+fn pod_event(name: &ObjectName, uid: &str, event: EventContent) -> EventRequest {
+    EventRequest { regarding: RegardingKind::Pod, object: name.clone(), uid: uid.to_owned(), content: event }
 }
 
 #[cfg(test)]

@@ -26,10 +26,10 @@ impl PopulationPolicies {
     pub(super) fn apply(&mut self, change: Delta<LauncherPopulationPolicy>) {
         match change {
             Delta::All { namespace, objects } => {
-                let there: BTreeSet<ObjectName> = objects.iter().map(WatchedObject::name).collect();
-                let within = |name: &ObjectName| namespace.as_ref().is_none_or(|n| *n == name.namespace);
-                self.all.retain(|name, _| !within(name) || there.contains(name));
-                self.followed.retain(|name, _| !within(name) || there.contains(name));
+                let listed: BTreeSet<ObjectName> = objects.iter().map(WatchedObject::name).collect();
+                let in_scope = |name: &ObjectName| namespace.as_ref().is_none_or(|n| *n == name.namespace);
+                self.all.retain(|name, _| !in_scope(name) || listed.contains(name));
+                self.followed.retain(|name, _| !in_scope(name) || listed.contains(name));
                 objects.into_iter().for_each(|found| self.upsert(found));
             }
             Delta::Applied(found) => self.upsert(*found),
@@ -109,9 +109,9 @@ fn counts<'a>(
         policy.enhanced_node_selector.matches(&node.labels, &node.allocatable)
     };
     for (name, policy) in policies.filter(|(_, policy)| chooses(policy)) {
-        for wanted in &policy.count_for_launcher {
-            let count = counts.entry(wanted.config(name)).or_default();
-            *count = (*count).max(usize::try_from(wanted.launcher_count).unwrap_or_default());
+        for requested in &policy.count_for_launcher {
+            let count = counts.entry(requested.config(name)).or_default();
+            *count = (*count).max(usize::try_from(requested.launcher_count).unwrap_or_default());
         }
     }
     counts
@@ -124,29 +124,29 @@ fn counts<'a>(
 pub(super) fn place_launchers(
     counts: &LauncherCounts,
     accelerators: &[&AcceleratorId],
-    there: &ExistingLaunchers<'_>,
+    existing: &ExistingLaunchers<'_>,
 ) -> BTreeMap<AcceleratorId, ObjectName> {
-    let mut places = BTreeMap::new();
-    let empty = accelerators.iter().enumerate().filter(|(_, a)| !there.contains_key(**a));
+    let mut placements = BTreeMap::new();
+    let empty = accelerators.iter().enumerate().filter(|(_, a)| !existing.contains_key(**a));
     let mut free: BTreeSet<usize> = empty.map(|(at, _)| at).collect();
     for (config, count) in counts {
-        let own = (config.namespace.clone(), label_value(&config.name));
+        let config_key = (config.namespace.clone(), label_value(&config.name));
         let of = |used: bool| {
-            let wanted = ExistingLauncher { config: own.clone(), used };
-            accelerators.iter().filter(move |a| there.get(**a) == Some(&&wanted))
+            let wanted = ExistingLauncher { config: config_key.clone(), used };
+            accelerators.iter().filter(move |a| existing.get(**a) == Some(&&wanted))
         };
-        let kept = of(true).chain(of(false)).take(*count);
-        places.extend(kept.map(|a| ((*a).clone(), config.clone())));
+        let retained = of(true).chain(of(false)).take(*count);
+        placements.extend(retained.map(|a| ((*a).clone(), config.clone())));
     }
     for (config, count) in counts {
-        let kept = places.values().filter(|placed| *placed == config).count();
-        for _ in kept..*count {
+        let placed_count = placements.values().filter(|placed| *placed == config).count();
+        for _ in placed_count..*count {
             let next = free.pop_first().and_then(|at| accelerators.get(at));
-            let Some(next) = next else { return places };
-            places.insert((*next).clone(), config.clone());
+            let Some(next) = next else { return placements };
+            placements.insert((*next).clone(), config.clone());
         }
     }
-    places
+    placements
 }
 
 #[cfg(test)]

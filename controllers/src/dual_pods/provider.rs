@@ -117,7 +117,7 @@ pub fn patched_engine(requester: &Pod, node: &NodeName) -> Result<PatchedEngine,
     let labels = pod.metadata.labels.take().unwrap_or_default();
     pod.metadata.annotations = None;
     let mut containers = pod.spec.iter().flat_map(|spec| &spec.containers);
-    let engine = containers.find(|own| own.name == keys::CONTAINER).ok_or(Error::NoContainer)?;
+    let engine = containers.find(|container| container.name == keys::CONTAINER).ok_or(Error::NoContainer)?;
     let command: Vec<String> =
         [&engine.command, &engine.args].into_iter().flatten().flatten().cloned().collect();
     let (kv_cache, adapters) = (kv_cache_by_command(&command), has_lora_by_command(&command));
@@ -133,13 +133,13 @@ fn text(pod: &Pod) -> Result<Vec<u8>, Error> {
 }
 
 /// Hashes the patched engine and its placement, in base64 as the public project does.
-fn nominal(patched: &Pod, place: &ProviderPlacement<'_>) -> Result<String, Error> {
+fn nominal(patched: &Pod, placement: &ProviderPlacement<'_>) -> Result<String, Error> {
     let mut pod = patched.clone();
     (pod.metadata.labels, pod.metadata.annotations) = (None, None);
     let numbers = |all: &[u32]| all.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-    let accelerators = place.numbers.map_or_else(|| keys::join_ids(place.accelerators), numbers);
+    let accelerators = placement.numbers.map_or_else(|| keys::join_ids(placement.accelerators), numbers);
     let mut text = text(&pod)?;
-    text.extend(format!(";gpus={accelerators};node={}", place.node).into_bytes());
+    text.extend(format!(";gpus={accelerators};node={}", placement.node).into_bytes());
     let hash = digest::digest(&digest::SHA256, &text);
     let base64 = serde_json::to_value(ByteString(hash.as_ref().to_vec()));
     let base64 = base64.map_err(|error| Error::NoPod(error.to_string()))?;
@@ -152,15 +152,15 @@ fn nominal(patched: &Pod, place: &ProviderPlacement<'_>) -> Result<String, Error
 /// See [`Error`].
 pub fn build(
     requester: &Pod,
-    place: &ProviderPlacement<'_>,
-    own: &EngineRecord,
+    placement: &ProviderPlacement<'_>,
+    record: &EngineRecord,
     owner: Option<&RequesterOwner>,
-    make: &ProviderSettings,
+    settings: &ProviderSettings,
 ) -> Result<BuiltProvider, Error> {
-    let mut pod = decoded(patched(requester, place.node)?)?;
-    let nominal = nominal(&pod, place)?;
+    let mut pod = decoded(patched(requester, placement.node)?)?;
+    let nominal = nominal(&pod, placement)?;
     let requester_name = requester.metadata.name.clone().unwrap_or_default();
-    let name = name(place, &own.engine);
+    let name = name(placement, &record.engine);
     let labels = pod.metadata.labels.get_or_insert_default();
     // Label of the requester's ReplicaSet.
     labels.remove("pod-template-hash");
@@ -172,8 +172,8 @@ pub fn build(
     pod.metadata.name = Some(name.clone());
     pod.metadata.finalizers = Some(vec![keys::PROVIDER_FINALIZER.to_owned()]);
     let spec = pod.spec.as_mut().ok_or(Error::NoContainer)?;
-    let port = forced::force(spec, place, make).ok_or(Error::NoContainer)?;
-    record::write(&mut pod, place.node, &requester_name, own, port);
+    let port = forced::force(spec, placement, settings).ok_or(Error::NoContainer)?;
+    record::write(&mut pod, placement.node, &requester_name, record, port);
     pod.metadata.annotations.get_or_insert_default().insert(keys::NOMINAL.to_owned(), nominal);
     Ok(BuiltProvider { pod, name })
 }
@@ -192,11 +192,12 @@ fn patched(requester: &Pod, node: &NodeName) -> Result<Value, Error> {
     // The patch may change labels and annotations only; the other metadata and the status are not its own.
     merged.remove("status");
     let metadata = merged.remove("metadata").unwrap_or_default();
-    let kept =
+    let fields =
         ["labels", "annotations"].map(|key| (key.to_owned(), metadata.get(key).cloned().unwrap_or_default()));
-    let mut kept: serde_json::Map<_, _> = kept.into_iter().filter(|(_, value)| !value.is_null()).collect();
-    kept.insert("namespace".to_owned(), json!(requester.metadata.namespace));
-    merged.insert("metadata".to_owned(), Value::Object(kept));
+    let mut fields: serde_json::Map<_, _> =
+        fields.into_iter().filter(|(_, value)| !value.is_null()).collect();
+    fields.insert("namespace".to_owned(), json!(requester.metadata.namespace));
+    merged.insert("metadata".to_owned(), Value::Object(fields));
     Ok(Value::Object(merged))
 }
 
@@ -214,10 +215,10 @@ fn decoded(merged: Value) -> Result<Pod, Error> {
 fn first_lost_field(before: &Value, after: &Value) -> Option<String> {
     match (before, after) {
         (Value::Object(before), Value::Object(after)) => before.iter().find_map(|(field, value)| {
-            let Some(kept) = after.get(field) else {
+            let Some(value_after) = after.get(field) else {
                 return (!value.is_null()).then(|| field.clone());
             };
-            first_lost_field(value, kept).map(|rest| format!("{field}.{rest}"))
+            first_lost_field(value, value_after).map(|rest| format!("{field}.{rest}"))
         }),
         (Value::Array(before), Value::Array(after)) => {
             let mut pairs = before.iter().zip(after).enumerate();

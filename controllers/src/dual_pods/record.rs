@@ -111,12 +111,13 @@ pub fn memory_request(pod: &Pod) -> Result<MemoryRequest, Error> {
 /// # Errors
 /// An annotation is neither a level nor a time.
 pub fn sleep_policy(pod: &Pod) -> Result<SleepPolicy, Error> {
-    let said = |key: &str| pod.metadata.annotations.as_ref().and_then(|all| all.get(key)).map(String::as_str);
-    let level = match said(keys::SLEEP_LEVEL) {
+    let annotation =
+        |key: &str| pod.metadata.annotations.as_ref().and_then(|all| all.get(key)).map(String::as_str);
+    let level = match annotation(keys::SLEEP_LEVEL) {
         None => SleepLevelPolicy::Auto,
         Some(text) => level_of(text).ok_or_else(|| Error::Level(text.to_owned()))?,
     };
-    let stop_after = match said(keys::STOP_AFTER) {
+    let stop_after = match annotation(keys::STOP_AFTER) {
         None | Some("never") => None,
         Some(text) => Some(text.parse().map_err(|_| Error::Span(text.to_owned()))?),
     };
@@ -156,7 +157,7 @@ pub fn annotations(
     name: Option<&str>,
     slept: Option<SleepLevel>,
 ) -> Value {
-    let kept = ProviderEngineAnnotation {
+    let annotation = ProviderEngineAnnotation {
         node: node.clone(),
         mode: record.engine.mode,
         fingerprint: record.engine.fingerprint.to_string(),
@@ -172,7 +173,7 @@ pub fn annotations(
         keys::REQUESTER: requester,
         keys::ACCELERATORS: keys::join_ids(&record.engine.accelerators),
         // Serializing numbers and strings cannot fail.
-        keys::ENGINE: serde_json::to_string(&kept).unwrap_or_default(),
+        keys::ENGINE: serde_json::to_string(&annotation).unwrap_or_default(),
     })
 }
 
@@ -193,9 +194,9 @@ pub fn read(pod: &Pod) -> Option<Result<ProviderRecord, Error>> {
 }
 
 fn parse_record(pod: &Pod, all: &BTreeMap<String, String>, text: &str) -> Result<ProviderRecord, Error> {
-    let kept: ProviderEngineAnnotation =
+    let annotation: ProviderEngineAnnotation =
         serde_json::from_str(text).map_err(|error| Error::Engine { why: error.to_string() })?;
-    let fingerprint = u64::from_str_radix(&kept.fingerprint, 16);
+    let fingerprint = u64::from_str_radix(&annotation.fingerprint, 16);
     let fingerprint = fingerprint.map_err(|error| Error::Engine { why: error.to_string() })?;
     let missing = |key: &'static str| Error::Missing { key };
     let port = all.get(keys::SERVER_PORT).and_then(|port| port.parse().ok());
@@ -207,21 +208,21 @@ fn parse_record(pod: &Pod, all: &BTreeMap<String, String>, text: &str) -> Result
     let requester = all.get(keys::REQUESTER).and_then(|text| text.split(' ').next());
     Ok(ProviderRecord {
         port: port.ok_or_else(|| missing(keys::SERVER_PORT))?,
-        sleep_level: kept.sleep_level,
+        sleep_level: annotation.sleep_level,
         record: EngineRecord {
             engine: PairingEngineId {
-                mode: kept.mode,
+                mode: annotation.mode,
                 accelerators: accelerators.into(),
                 fingerprint: EngineFingerprint(fingerprint),
             },
-            generation: kept.generation,
-            sizes: kept.sizes,
-            level: kept.level,
-            stop_after: kept.stop_after,
+            generation: annotation.generation,
+            sizes: annotation.sizes,
+            level: annotation.level,
+            stop_after: annotation.stop_after,
             requester: requester.filter(|uid| !uid.is_empty()).map(RequesterId::from),
-            last_used: kept.last_used,
+            last_used: annotation.last_used,
         },
-        node: kept.node,
+        node: annotation.node,
     })
 }
 

@@ -153,7 +153,7 @@ fn level_with_adapters(
 /// Sums the limits of extended resources, whose names contain a domain.
 fn extended(pod: &Pod) -> BTreeMap<String, u32> {
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
-    let limits = containers.filter_map(|own| own.resources.as_ref()?.limits.as_ref()).flatten();
+    let limits = containers.filter_map(|container| container.resources.as_ref()?.limits.as_ref()).flatten();
     let mut all = BTreeMap::<String, u32>::new();
     for (name, amount) in limits.filter(|(name, _)| name.contains('/')) {
         *all.entry(name.clone()).or_default() += amount.0.parse::<u32>().unwrap_or(0);

@@ -53,11 +53,12 @@ impl RequesterStatusWriter {
     }
 
     /// Records an error if the stub has not answered for longer than a start takes.
-    pub(super) fn report_unresponsive_stub(&mut self, own: &RequesterPod, failures: u32) {
-        if failures >= UNRESPONSIVE_STUB_FAILURES && !self.errors.contains_key(&own.id) {
-            let at = own.stub_address.map_or_else(|| "an unknown address".to_owned(), |at| at.to_string());
+    pub(super) fn report_unresponsive_stub(&mut self, requester: &RequesterPod, failures: u32) {
+        if failures >= UNRESPONSIVE_STUB_FAILURES && !self.errors.contains_key(&requester.id) {
+            let at =
+                requester.stub_address.map_or_else(|| "an unknown address".to_owned(), |at| at.to_string());
             let error = format!("the stub at {at} does not report its accelerators; retrying");
-            self.error(own.id.clone(), error);
+            self.error(requester.id.clone(), error);
         }
     }
 
@@ -90,22 +91,22 @@ impl RequesterStatusWriter {
     /// A requester that gets an engine at once gets them with its other metadata.
     pub(super) fn write_accelerators(
         &mut self,
-        own: &RequesterPod,
+        requester: &RequesterPod,
         accelerators: &[AcceleratorId],
-        hands: &Arc<Executor>,
+        executor: &Arc<Executor>,
         tasks: &mut JoinSet<FinishedTask>,
     ) {
         if accelerators.is_empty()
-            || !own.accelerators.is_empty()
-            || !self.accelerators_written.insert(own.id.clone())
+            || !requester.accelerators.is_empty()
+            || !self.accelerators_written.insert(requester.id.clone())
         {
             return;
         }
-        let (name, hands) = (own.name.clone(), Arc::clone(hands));
+        let (name, executor) = (requester.name.clone(), Arc::clone(executor));
         let annotations = json!({keys::ACCELERATORS: keys::join_ids(accelerators)});
-        let patch = json!({"metadata": {"uid": own.id.as_str(), "annotations": annotations}});
+        let patch = json!({"metadata": {"uid": requester.id.as_str(), "annotations": annotations}});
         tasks.spawn(async move {
-            hands.annotate(&name, &patch).await;
+            executor.annotate(&name, &patch).await;
             FinishedTask::EngineVerified(None)
         });
     }
@@ -118,30 +119,30 @@ impl RequesterStatusWriter {
 
     pub(super) fn write(
         &mut self,
-        directory: &PodIndex,
+        index: &PodIndex,
         facts: &ClusterFacts,
-        hands: &Arc<Executor>,
-        tidings: &PodEvents,
+        executor: &Arc<Executor>,
+        pod_events: &PodEvents,
         tasks: &mut JoinSet<FinishedTask>,
     ) {
         let due: Vec<_> = self.due.iter().filter(|id| !self.writing.contains(*id)).cloned().collect();
         for id in due {
             self.due.remove(&id);
-            let Some(own) = directory.requester(&id) else { continue };
+            let Some(requester) = index.requester(&id) else { continue };
             let Some(StatusAnnotation { text, warning }) =
-                self.pending_status(own, facts, &hands.settings.core)
+                self.pending_status(requester, facts, &executor.settings.core)
             else {
                 continue;
             };
             if let Some(warning) = warning
                 && self.warned.insert(id.clone(), warning.clone()).as_ref() != Some(&warning)
             {
-                tidings.report_short_grace(own, &warning);
+                pod_events.report_short_grace(requester, &warning);
             }
             self.writing.insert(id.clone());
-            let (name, hands) = (own.name.clone(), Arc::clone(hands));
+            let (name, executor) = (requester.name.clone(), Arc::clone(executor));
             tasks.spawn(async move {
-                hands.write_status(&name, &id, &text).await;
+                executor.write_status(&name, &id, &text).await;
                 time::sleep(STATUS_WRITE_INTERVAL).await;
                 FinishedTask::StatusWritten(id)
             });
@@ -151,20 +152,22 @@ impl RequesterStatusWriter {
     /// Returns the new annotation, if it differs from the current one.
     fn pending_status(
         &self,
-        own: &RequesterPod,
+        requester: &RequesterPod,
         facts: &ClusterFacts,
         settings: &PairingSettings,
     ) -> Option<StatusAnnotation> {
-        let asked = own.spec.as_ref().zip(own.node.as_ref()).map(|(asked, node)| match asked {
-            Ok(asked) => asked.resolve(node, facts).map_err(|doubt| doubt.to_string()),
+        let requested = requester.spec.as_ref().zip(requester.node.as_ref()).map(|(spec, node)| match spec {
+            Ok(spec) => spec.resolve(node, facts).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
         });
-        let warning =
-            asked.as_ref().and_then(|asked| short_grace(own.grace?, asked.as_ref().ok()?, settings));
-        let doubt = asked.as_ref().and_then(|asked| asked.as_ref().err());
-        let errors: Vec<&String> = doubt.or_else(|| self.errors.get(&own.id)).into_iter().collect();
+        let warning = requested
+            .as_ref()
+            .and_then(|requested| short_grace(requester.grace?, requested.as_ref().ok()?, settings));
+        let resolve_error = requested.as_ref().and_then(|requested| requested.as_ref().err());
+        let errors: Vec<&String> =
+            resolve_error.or_else(|| self.errors.get(&requester.id)).into_iter().collect();
         // There is nothing to report and nothing to clear.
-        if errors.is_empty() && warning.is_none() && own.status.is_none() {
+        if errors.is_empty() && warning.is_none() && requester.status.is_none() {
             return None;
         }
         let errors = if errors.is_empty() { Value::Null } else { json!(errors) };
@@ -173,9 +176,9 @@ impl RequesterStatusWriter {
             merge::into(&mut status, &json!({"Warnings": [warning]}));
         }
         let text = status.to_string();
-        let known = own.status.as_deref().unwrap_or_default();
-        let warning = warning.filter(|warning| !known.contains(warning.as_str()));
-        (known != text).then_some(StatusAnnotation { text, warning })
+        let current = requester.status.as_deref().unwrap_or_default();
+        let warning = warning.filter(|warning| !current.contains(warning.as_str()));
+        (current != text).then_some(StatusAnnotation { text, warning })
     }
 }
 
@@ -187,9 +190,9 @@ struct StatusAnnotation {
 }
 
 /// Returns a warning if the kubelet may kill the stub before the engine sleeps, and cut requests.
-fn short_grace(grace: Millis, ask: &RequestedEngine, settings: &PairingSettings) -> Option<String> {
-    let needed = settings.max_hold(&ask.sizes);
-    let sleeps = ask.mode != ProviderMode::Plain && ask.level != SleepLevelPolicy::Never;
+fn short_grace(grace: Millis, requested: &RequestedEngine, settings: &PairingSettings) -> Option<String> {
+    let needed = settings.max_hold(&requested.sizes);
+    let sleeps = requested.mode != ProviderMode::Plain && requested.level != SleepLevelPolicy::Never;
     (sleeps && grace < needed).then(|| {
         format!(
             "terminationGracePeriodSeconds is {}: requests may be cut, and the engine may not fall asleep in time; \

@@ -27,7 +27,7 @@ impl TemplateRevision {
         let labels = requester.labels();
         let model = labels.get(label::MODEL).map(|model| format!("model/{model}"));
         let owners = requester.owner_references().iter();
-        let set = || owners.clone().find(|own| own.controller == Some(true));
+        let set = || owners.clone().find(|owner| owner.controller == Some(true));
         let origin = model.or_else(|| {
             let name = set()?.name.as_str();
             // A Deployment's ReplicaSet is named after the Deployment plus a hash for each revision.

@@ -27,22 +27,22 @@ impl TemplateRevisions {
     pub(super) fn observe(
         &mut self,
         namespace: &str,
-        edition: &TemplateRevision,
+        revision: &TemplateRevision,
         fingerprint: EngineFingerprint,
         made: Option<Tick>,
     ) -> bool {
-        let TemplateRevision { origin, version } = edition;
+        let TemplateRevision { origin, version } = revision;
         let origin = (namespace.to_owned(), origin.clone());
-        let mut news = false;
+        let mut changed = false;
         if let Some(made) = made {
             let known = self.current.get(&origin);
             // Among requesters of one second, the last observed counts, since others may follow.
             if known.is_none_or(|(before, _)| *before <= made) {
-                news |= known.is_none_or(|(_, before)| before != version);
+                changed |= known.is_none_or(|(_, before)| before != version);
                 self.current.insert(origin.clone(), (made, *version));
             }
         }
-        news | self.revisions_by_engine.entry(fingerprint).or_default().insert((origin, *version))
+        changed | self.revisions_by_engine.entry(fingerprint).or_default().insert((origin, *version))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -52,9 +52,9 @@ impl TemplateRevisions {
     /// Forgets unused engines, and origins without any other engine.
     pub(super) fn retain(&mut self, is_used: impl Fn(&EngineFingerprint) -> bool) {
         self.revisions_by_engine.retain(|fingerprint, _| is_used(fingerprint));
-        let left: BTreeSet<&TemplateOrigin> =
+        let used_origins: BTreeSet<&TemplateOrigin> =
             self.revisions_by_engine.values().flatten().map(|(origin, _)| origin).collect();
-        self.current.retain(|origin, _| left.contains(origin));
+        self.current.retain(|origin, _| used_origins.contains(origin));
     }
 
     pub(super) fn template_statuses(&self) -> impl Iterator<Item = (EngineFingerprint, TemplateStatus)> {
@@ -74,48 +74,48 @@ mod tests {
 
     #[test]
     fn an_engine_is_outdated_as_long_as_only_former_editions_ask_for_it() {
-        let mut editions = TemplateRevisions::default();
+        let mut revisions = TemplateRevisions::default();
         let of = |origin: &str, version| TemplateRevision { origin: origin.to_owned(), version };
-        let standing = |editions: &TemplateRevisions, of: u64| {
-            editions
+        let status_of = |revisions: &TemplateRevisions, of: u64| {
+            revisions
                 .template_statuses()
                 .find(|(own, _)| *own == EngineFingerprint(of))
-                .map(|(_, standing)| standing)
+                .map(|(_, status)| status)
         };
         let (old, new) = (EngineFingerprint(1), EngineFingerprint(2));
-        assert!(editions.observe("ns", &of("set/a", 1), old, None), "a sleeper");
-        assert_eq!(standing(&editions, 1), Some(TemplateStatus::Current), "nothing is known of others");
-        assert!(editions.observe("ns", &of("set/a", 2), new, Some(Tick(1000))));
-        assert!(!editions.observe("ns", &of("set/a", 2), new, Some(Tick(1000))));
+        assert!(revisions.observe("ns", &of("set/a", 1), old, None), "a sleeper");
+        assert_eq!(status_of(&revisions, 1), Some(TemplateStatus::Current), "nothing is known of others");
+        assert!(revisions.observe("ns", &of("set/a", 2), new, Some(Tick(1000))));
+        assert!(!revisions.observe("ns", &of("set/a", 2), new, Some(Tick(1000))));
         assert_eq!(
-            (standing(&editions, 1), standing(&editions, 2)),
+            (status_of(&revisions, 1), status_of(&revisions, 2)),
             (Some(TemplateStatus::Outdated), Some(TemplateStatus::Current))
         );
         // An older requester that is observed late changes nothing, and neither does another namespace's requester.
-        assert!(!editions.observe("ns", &of("set/a", 1), old, Some(Tick(0))));
-        editions.observe("other", &of("set/a", 7), EngineFingerprint(7), Some(Tick(9000)));
-        assert_eq!(standing(&editions, 1), Some(TemplateStatus::Outdated));
+        assert!(!revisions.observe("ns", &of("set/a", 1), old, Some(Tick(0))));
+        revisions.observe("other", &of("set/a", 7), EngineFingerprint(7), Some(Tick(9000)));
+        assert_eq!(status_of(&revisions, 1), Some(TemplateStatus::Outdated));
         // Another template requests the same engine.
-        assert!(editions.observe("ns", &of("set/b", 1), old, Some(Tick(500))));
-        assert_eq!(standing(&editions, 1), Some(TemplateStatus::Current));
+        assert!(revisions.observe("ns", &of("set/b", 1), old, Some(Tick(500))));
+        assert_eq!(status_of(&revisions, 1), Some(TemplateStatus::Current));
         // The template is rolled back.
-        assert!(editions.observe("ns", &of("set/a", 1), old, Some(Tick(2000))));
-        assert_eq!(standing(&editions, 2), Some(TemplateStatus::Outdated));
+        assert!(revisions.observe("ns", &of("set/a", 1), old, Some(Tick(2000))));
+        assert_eq!(status_of(&revisions, 2), Some(TemplateStatus::Outdated));
     }
 
     #[test]
     fn engines_that_are_no_more_are_forgotten_and_what_is_current_is_not_while_a_sleeper_depends_on_it() {
-        let mut editions = TemplateRevisions::default();
+        let mut revisions = TemplateRevisions::default();
         let of = |version| TemplateRevision { origin: "set/a".to_owned(), version };
         for version in 1..=3 {
-            editions.observe("ns", &of(version), EngineFingerprint(version), Some(Tick(version)));
+            revisions.observe("ns", &of(version), EngineFingerprint(version), Some(Tick(version)));
         }
-        editions.retain(|fingerprint| fingerprint.0 == 1);
+        revisions.retain(|fingerprint| fingerprint.0 == 1);
         assert_eq!(
-            editions.template_statuses().collect::<Vec<_>>(),
+            revisions.template_statuses().collect::<Vec<_>>(),
             [(EngineFingerprint(1), TemplateStatus::Outdated)]
         );
-        editions.retain(|_| false);
-        assert_eq!((editions.len(), editions.current.len()), (0, 0));
+        revisions.retain(|_| false);
+        assert_eq!((revisions.len(), revisions.current.len()), (0, 0));
     }
 }

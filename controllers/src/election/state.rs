@@ -114,20 +114,21 @@ impl ElectionState {
     /// program without epochs does. A stub keeps the highest epoch it got and would ignore a leader with a lower one
     /// for good.
     pub(super) fn next_action(&self, now: Instant, floor: u64) -> LeaseAction {
-        let ours = |epoch| LeaseRecord { holder: Some(self.name.clone()), epoch, duration: LEASE_DURATION };
+        let new_record =
+            |epoch| LeaseRecord { holder: Some(self.name.clone()), epoch, duration: LEASE_DURATION };
         let next = floor.max(self.highest + 1);
         match &self.observed {
             ObservedLease::Unknown => LeaseAction::Wait,
             ObservedLease::Absent { free_at: free, .. } if *free > now => LeaseAction::Wait,
-            ObservedLease::Absent { .. } => LeaseAction::Create(ours(next)),
+            ObservedLease::Absent { .. } => LeaseAction::Create(new_record(next)),
             ObservedLease::Lease { record, version, observed_at: at } => {
-                let mine = record.holder.as_ref() == Some(&self.name);
+                let is_own = record.holder.as_ref() == Some(&self.name);
                 let free = record.holder.is_none() || *at + span(record) <= now;
-                if mine && self.leadership(now).is_some() {
-                    LeaseAction::Replace(ours(record.epoch), version.clone())
-                } else if mine || free {
+                if is_own && self.leadership(now).is_some() {
+                    LeaseAction::Replace(new_record(record.epoch), version.clone())
+                } else if is_own || free {
                     // This includes our own lapsed lease: orders given in between must not count as one tenure.
-                    LeaseAction::Replace(ours(next), version.clone())
+                    LeaseAction::Replace(new_record(next), version.clone())
                 } else {
                     LeaseAction::Wait
                 }

@@ -130,8 +130,8 @@ fn by_labels(node: &IndexedNode, units: Option<u32>, odd: Option<String>) -> Nod
     let (each, count) = match (number(MEMORY).transpose(), number(COUNT).transpose()) {
         (Ok(each), Ok(count)) => (each, count),
         (each, count) => {
-            let doubt = join(odd, join(each.err(), count.err()));
-            return NodeCapacity { units, warning: doubt, ..NodeCapacity::default() };
+            let warning = join(odd, join(each.err(), count.err()));
+            return NodeCapacity { units, warning, ..NodeCapacity::default() };
         }
     };
     let accelerators = units.map(|units| match count {
@@ -141,14 +141,8 @@ fn by_labels(node: &IndexedNode, units: Option<u32>, odd: Option<String>) -> Nod
     let each = each.map(|mib| Bytes(mib.saturating_mul(1 << 20)));
     let bytes =
         each.zip(accelerators).map(|(Bytes(each), count)| Bytes(each.saturating_mul(u64::from(count))));
-    let room = AcceleratorCapacities { unlisted_each: each, ..AcceleratorCapacities::default() };
-    NodeCapacity {
-        bytes,
-        accelerators: accelerators.unwrap_or_default(),
-        capacities: room,
-        units,
-        warning: odd,
-    }
+    let capacities = AcceleratorCapacities { unlisted_each: each, ..AcceleratorCapacities::default() };
+    NodeCapacity { bytes, accelerators: accelerators.unwrap_or_default(), capacities, units, warning: odd }
 }
 
 fn join(one: Option<String>, other: Option<String>) -> Option<String> {

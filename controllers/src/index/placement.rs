@@ -28,11 +28,11 @@ use crate::{
 pub(super) fn resolve(
     models: &BTreeMap<ObjectName, ModelEntry>,
     pools: &BTreeMap<String, PoolEntry>,
-    ground: &PoolMembership,
+    membership: &PoolMembership,
     policy: ConversionPolicy,
 ) -> Resolved {
     let selectors = Selectors::new(pools.iter().map(|(name, entry)| (name.as_str(), &entry.selector)));
-    let placer = Placer { selectors, entries: pools, pools: &ground.pools, policy };
+    let placer = Placer { selectors, entries: pools, pools: &membership.pools, policy };
     let placed: Vec<_> = models.values().map(|entry| placer.model(entry)).collect();
     let claim = |(entry, placed): (&ModelEntry, &Result<_, _>)| ModelClaim {
         sound: placed.is_ok(),
@@ -40,16 +40,16 @@ pub(super) fn resolve(
     };
     let claims: Vec<_> = models.values().zip(&placed).map(claim).collect();
     let mut among_others = conflicts::find_conflicts(&claims);
-    let mut settled = Resolved {
-        pools: Arc::clone(&ground.pools),
-        nodes: Arc::clone(&ground.nodes),
+    let mut resolved = Resolved {
+        pools: Arc::clone(&membership.pools),
+        nodes: Arc::clone(&membership.nodes),
         ..Resolved::default()
     };
     for ((object, entry), placed) in models.iter().zip(placed) {
         let refused = match (placed, among_others.remove(object)) {
             (Ok(served), None) => {
-                settled.objects.insert(served.spec.name.clone(), object.clone());
-                settled.served.insert(object.clone(), served);
+                resolved.objects.insert(served.spec.name.clone(), object.clone());
+                resolved.served.insert(object.clone(), served);
                 continue;
             }
             (Ok(_), Some(refusal)) => refusal.into(),
@@ -60,24 +60,24 @@ pub(super) fn resolve(
             }
         };
         let (uid, generation) = (entry.version.uid.clone(), entry.version.generation);
-        settled.rejected.insert(object.clone(), RejectedModel { uid, generation, rejections: refused });
+        resolved.rejected.insert(object.clone(), RejectedModel { uid, generation, rejections: refused });
     }
-    name_dependencies(&mut settled);
-    settled
+    name_dependencies(&mut resolved);
+    resolved
 }
 
 /// Fills in the dependencies of served models by model name.
 ///
 /// Objects refer to objects, while decisions use model names. All dependencies of a served model are served.
-fn name_dependencies(settled: &mut Resolved) {
-    let named = |settled: &Resolved, served: &ServedModel| -> Vec<ModelName> {
+fn name_dependencies(resolved: &mut Resolved) {
+    let named = |resolved: &Resolved, served: &ServedModel| -> Vec<ModelName> {
         let needed = served.model.dependencies.iter();
-        needed.filter_map(|object| Some(settled.served.get(object)?.spec.name.clone())).collect()
+        needed.filter_map(|object| Some(resolved.served.get(object)?.spec.name.clone())).collect()
     };
-    let needing = settled.served.iter().filter(|(_, served)| !served.model.dependencies.is_empty());
-    let all: Vec<_> = needing.map(|(object, served)| (object.clone(), named(settled, served))).collect();
+    let needing = resolved.served.iter().filter(|(_, served)| !served.model.dependencies.is_empty());
+    let all: Vec<_> = needing.map(|(object, served)| (object.clone(), named(resolved, served))).collect();
     for (object, dependencies) in all {
-        if let Some(served) = settled.served.get_mut(&object) {
+        if let Some(served) = resolved.served.get_mut(&object) {
             served.spec.dependencies = dependencies;
         }
     }
@@ -124,9 +124,9 @@ impl Placer<'_> {
         entry: &ModelEntry,
         model: &Arc<convert::ConvertedModel>,
     ) -> Result<ServedModel, Rejections> {
-        let place = self.place(model)?;
-        let variant = model.variants.get(place.variant).ok_or_else(nothing_to_run)?;
-        Ok(served(entry, model, variant, &place))
+        let placement = self.place(model)?;
+        let variant = model.variants.get(placement.variant).ok_or_else(nothing_to_run)?;
+        Ok(served(entry, model, variant, &placement))
     }
 
     /// Picks the cheapest variant that fits a pool, or returns the rejection of the cheapest.
@@ -134,7 +134,7 @@ impl Placer<'_> {
         let mut why = None;
         for (index, variant) in model.variants.iter().enumerate() {
             match self.variant(model, index, variant) {
-                Ok(place) => return Ok(place),
+                Ok(placement) => return Ok(placement),
                 Err(refusal) => why = why.or(Some(refusal)),
             }
         }
@@ -171,10 +171,10 @@ impl Placer<'_> {
                 return Err(Rejection::Pinned { pool: name.to_owned(), field });
             }
         }
-        let trouble = pool.and_then(|pool| pool.problem.as_ref());
-        let waits = trouble.map(|trouble| match waits {
-            Some(waits) => format!("{waits}: {trouble}"),
-            None => format!("the pool '{name}' is not ready: {trouble}"),
+        let problem = pool.and_then(|pool| pool.problem.as_ref());
+        let waits = problem.map(|problem| match waits {
+            Some(waits) => format!("{waits}: {problem}"),
+            None => format!("the pool '{name}' is not ready: {problem}"),
         });
         Ok(VariantPlacement { variant: index, name, pool, blocked_by: waits })
     }
@@ -182,8 +182,8 @@ impl Placer<'_> {
     /// Picks the oldest of overlapping pools, since running engines have their reservations there.
     fn oldest<'b>(&self, pools: &[&'b str]) -> Option<&'b str> {
         let overlaps = |name: &str| {
-            let trouble = self.pools.get(name).and_then(|pool| pool.problem.as_ref());
-            matches!(trouble, Some(PoolProblem::Overlap(with)) if pools.iter().any(|other| with.contains_key(*other)))
+            let problem = self.pools.get(name).and_then(|pool| pool.problem.as_ref());
+            matches!(problem, Some(PoolProblem::Overlap(with)) if pools.iter().any(|other| with.contains_key(*other)))
         };
         let age = |name: &str| {
             let created = self.entries.get(name).and_then(|entry| entry.created);
@@ -259,13 +259,13 @@ fn served(
     entry: &ModelEntry,
     model: &Arc<convert::ConvertedModel>,
     variant: &ModelVariant,
-    place: &VariantPlacement<'_>,
+    placement: &VariantPlacement<'_>,
 ) -> ServedModel {
-    let terms = place.pool.and_then(|pool| pool.terms.as_deref());
+    let terms = placement.pool.and_then(|pool| pool.terms.as_deref());
     let quota = terms.and_then(|terms| terms.quota(&model.object.namespace));
     let most = terms.and_then(|terms| terms.max_priority).unwrap_or(i32::MAX);
     let alone = terms.is_some_and(|terms| terms.slots == 1);
-    let spec = on_pool(&variant.spec, place.name, alone);
+    let spec = on_pool(&variant.spec, placement.name, alone);
     let spec = ModelSpec { priority: spec.priority.min(most), ..spec };
     let mut notes = Vec::new();
     if model.variants.len() > 1 {
@@ -278,7 +278,7 @@ fn served(
     if spec.priority < variant.spec.priority {
         notes.push(format!(
             "the priority is limited to {most}, the highest that the pool '{}' allows",
-            place.name
+            placement.name
         ));
     }
     let engine = if model.engine.fingerprint == spec.fingerprint {
@@ -290,12 +290,12 @@ fn served(
         uid: entry.version.uid.clone(),
         generation: entry.version.generation,
         model: Arc::clone(model),
-        variant: place.variant,
+        variant: placement.variant,
         spec,
         engine,
-        pool: Some(place.name.to_owned()),
+        pool: Some(placement.name.to_owned()),
         quota,
-        blocked_by: place.blocked_by.clone(),
+        blocked_by: placement.blocked_by.clone(),
         notes,
     }
 }

@@ -38,13 +38,13 @@ impl PoolMembership {
         for entry in pools.values() {
             overlaps.note(&selectors.matching_pools(&entry.selector), None);
         }
-        let mut places = BTreeMap::new();
+        let mut resolved_nodes = BTreeMap::new();
         let mut members: BTreeMap<&str, Vec<(&String, &IndexedNode)>> = BTreeMap::new();
         for (node, facts) in nodes.into_iter().flatten() {
             let facts = match facts {
                 Ok(facts) => facts,
                 Err(why) => {
-                    places.insert(
+                    resolved_nodes.insert(
                         node.clone(),
                         ResolvedNode { warning: Some(why.clone()), ..ResolvedNode::default() },
                     );
@@ -56,29 +56,28 @@ impl PoolMembership {
                 [pool] => {
                     members.entry(pool).or_default().push((node, facts));
                     let (uid, pool) = (facts.uid.clone(), Some((*pool).to_owned()));
-                    places.insert(node.clone(), ResolvedNode { uid, pool, ..ResolvedNode::default() });
+                    resolved_nodes
+                        .insert(node.clone(), ResolvedNode { uid, pool, ..ResolvedNode::default() });
                 }
                 several => {
                     overlaps.note(several, Some(node));
                     let named = list(several.iter().map(|pool| format!("'{pool}'")));
-                    let doubt =
+                    let warning =
                         Some(format!("the node matches the pools {named}, so it belongs to none of them"));
                     let uid = facts.uid.clone();
-                    places.insert(
-                        node.clone(),
-                        ResolvedNode { uid, warning: doubt, ..ResolvedNode::default() },
-                    );
+                    resolved_nodes
+                        .insert(node.clone(), ResolvedNode { uid, warning, ..ResolvedNode::default() });
                 }
             }
         }
         let survey = |(name, entry): (&String, &PoolEntry)| {
             let members = members.get(name.as_str()).map(Vec::as_slice).unwrap_or_default();
             let overlap = overlaps.by_pool.remove(name.as_str());
-            let pool = pool(entry, nodes.is_some().then_some(members), stubs, overlap, &mut places);
+            let pool = pool(entry, nodes.is_some().then_some(members), stubs, overlap, &mut resolved_nodes);
             (name.clone(), pool)
         };
         let pools = pools.iter().map(survey).collect();
-        Self { pools: Arc::new(pools), nodes: Arc::new(places) }
+        Self { pools: Arc::new(pools), nodes: Arc::new(resolved_nodes) }
     }
 }
 
@@ -113,7 +112,7 @@ fn pool(
     members: Option<&[(&String, &IndexedNode)]>,
     stubs: &AcceleratorsByNode,
     overlap: Option<BTreeMap<String, Option<String>>>,
-    places: &mut BTreeMap<String, ResolvedNode>,
+    resolved_nodes: &mut BTreeMap<String, ResolvedNode>,
 ) -> ResolvedPool {
     let mut pool = ResolvedPool {
         uid: entry.version.uid.clone(),
@@ -128,34 +127,34 @@ fn pool(
     };
     let terms = match &entry.terms {
         Ok(terms) => terms,
-        Err(trouble) => return ResolvedPool { problem: Some(trouble.clone()), ..pool },
+        Err(problem) => return ResolvedPool { problem: Some(problem.clone()), ..pool },
     };
     let mut known: Option<Bytes> = None;
     for (name, facts) in members.into_iter().flatten() {
-        let NodeCapacity { bytes, accelerators, capacities: room, units, warning: doubt } =
+        let NodeCapacity { bytes, accelerators, capacities, units, warning } =
             node_capacity(facts, stubs.get(*name), &terms.resource);
         known = plus(known, bytes, |known, more| known + more);
         pool.units = plus(pool.units, units, u32::saturating_add);
         pool.accelerators = pool.accelerators.saturating_add(accelerators);
-        if let Some(doubt) = &doubt {
-            pool.warnings.push(format!("node {name}: {doubt}"));
+        if let Some(warning) = &warning {
+            pool.warnings.push(format!("node {name}: {warning}"));
         }
-        if let Some(place) = places.get_mut(*name) {
-            *place = ResolvedNode {
+        if let Some(resolved_node) = resolved_nodes.get_mut(*name) {
+            *resolved_node = ResolvedNode {
                 accelerators,
                 kind: facts.labels.get(&terms.accelerator_type_label).cloned(),
                 total: bytes,
-                capacities: room,
-                warning: doubt,
-                uid: place.uid.take(),
-                pool: place.pool.take(),
+                capacities,
+                warning,
+                uid: resolved_node.uid.take(),
+                pool: resolved_node.pool.take(),
             };
         }
     }
     match overlap.map(PoolProblem::Overlap).map_or_else(|| total(terms, members.map(<[_]>::len), known), Err)
     {
         Ok(total) => pool.total = Some(total),
-        Err(trouble) => pool.problem = Some(trouble),
+        Err(problem) => pool.problem = Some(problem),
     }
     pool
 }

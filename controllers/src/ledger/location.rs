@@ -31,18 +31,27 @@ pub enum LocationError {
 
 impl Ledger {
     /// Records the location of an engine. Without a reservation it does nothing.
-    pub fn set_location(&mut self, model: &ObjectName, replica: u32, spot: &ReservationLocation, now: Tick) {
-        let mut own = self.reservations.iter_mut();
-        let Some(own) = own.find(|known| known.model == *model && known.replica == replica) else { return };
-        let node = Some(spot.node.clone()).filter(|node| !node.is_empty());
+    pub fn set_location(
+        &mut self,
+        model: &ObjectName,
+        replica: u32,
+        location: &ReservationLocation,
+        now: Tick,
+    ) {
+        let mut reservations = self.reservations.iter_mut();
+        let Some(reservation) = reservations.find(|known| known.model == *model && known.replica == replica)
+        else {
+            return;
+        };
+        let node = Some(location.node.clone()).filter(|node| !node.is_empty());
         // A later report without accelerators does not erase known ones.
-        if own.node == node && spot.accelerators.is_empty() {
+        if reservation.node == node && location.accelerators.is_empty() {
             return;
         }
-        own.node = node;
-        own.accelerators.clone_from(&spot.accelerators);
-        if own.state == ReservationState::Reserved {
-            (own.state, own.since) = (ReservationState::Placed, now);
+        reservation.node = node;
+        reservation.accelerators.clone_from(&location.accelerators);
+        if reservation.state == ReservationState::Reserved {
+            (reservation.state, reservation.since) = (ReservationState::Placed, now);
         }
     }
 
@@ -54,13 +63,13 @@ impl Ledger {
         &self,
         model: &ObjectName,
         replica: u32,
-        spot: &ReservationLocation,
-        room: &AcceleratorCapacities,
+        location: &ReservationLocation,
+        capacities: &AcceleratorCapacities,
     ) -> Result<(), LocationError> {
-        let Some(own) = self.reservation(model, replica) else { return Ok(()) };
-        let (node, wanted) = (spot.node.clone(), own.bytes);
-        if spot.accelerators.is_empty() {
-            let largest = room.unlisted_each.max(room.by_uuid.values().copied().max());
+        let Some(reservation) = self.reservation(model, replica) else { return Ok(()) };
+        let (node, wanted) = (location.node.clone(), reservation.bytes);
+        if location.accelerators.is_empty() {
+            let largest = capacities.unlisted_each.max(capacities.by_uuid.values().copied().max());
             return match largest {
                 Some(capacity) if wanted > capacity => {
                     Err(LocationError::TooSmall { node, wanted, capacity })
@@ -68,12 +77,14 @@ impl Ledger {
                 _ => Ok(()),
             };
         }
-        for accelerator in &spot.accelerators {
-            let Some(capacity) = room.by_uuid.get(accelerator).copied().or(room.unlisted_each) else {
+        for accelerator in &location.accelerators {
+            let Some(capacity) = capacities.by_uuid.get(accelerator).copied().or(capacities.unlisted_each)
+            else {
                 continue;
             };
-            let taken = self.on_accelerator(&spot.node, accelerator).filter(|other| other.id != own.id);
-            let taken: Bytes = taken.map(|other| other.bytes).sum();
+            let others =
+                self.on_accelerator(&location.node, accelerator).filter(|other| other.id != reservation.id);
+            let taken: Bytes = others.map(|other| other.bytes).sum();
             if wanted > capacity.saturating_sub(taken) {
                 let accelerator = accelerator.clone();
                 return Err(LocationError::Occupied { node, accelerator, wanted, taken, capacity });
@@ -88,10 +99,10 @@ impl Ledger {
         node: &'a str,
         accelerator: &'a AcceleratorId,
     ) -> impl Iterator<Item = &'a Reservation> {
-        let there = move |known: &&Reservation| {
+        let is_there = move |known: &&Reservation| {
             known.node.as_deref() == Some(node) && known.accelerators.contains(accelerator)
         };
-        self.reservations.iter().filter(there)
+        self.reservations.iter().filter(is_there)
     }
 }
 
@@ -154,8 +165,8 @@ mod tests {
         let mut ledger = ledger(&[("a", 40), ("b", 50)]);
         ledger.set_location(&named("a"), 0, &spot(&["gpu-1"]), Tick(5));
         let capacities = [("gpu-1".into(), Bytes::gib(80)), ("gpu-2".into(), Bytes::ZERO)];
-        let room = AcceleratorCapacities { unlisted_each: None, by_uuid: capacities.into() };
-        let fits = |accelerators: &[&str]| ledger.check_fit(&named("b"), 0, &spot(accelerators), &room);
+        let capacities = AcceleratorCapacities { unlisted_each: None, by_uuid: capacities.into() };
+        let fits = |accelerators: &[&str]| ledger.check_fit(&named("b"), 0, &spot(accelerators), &capacities);
         let (wanted, capacity) = (Bytes::gib(50), Bytes::gib(80));
         let (node, accelerator, taken) = ("n".to_owned(), "gpu-1".into(), Bytes::gib(40));
         assert_eq!(
@@ -169,7 +180,7 @@ mod tests {
         assert_eq!(fits(&["gpu-3"]), Ok(()), "of which nothing is known");
         assert_eq!(fits(&[]), Ok(()));
         assert_eq!(
-            ledger.check_fit(&named("a"), 0, &spot(&["gpu-1"]), &room),
+            ledger.check_fit(&named("a"), 0, &spot(&["gpu-1"]), &capacities),
             Ok(()),
             "its own does not count"
         );
@@ -178,7 +189,8 @@ mod tests {
     #[test]
     fn an_engine_does_not_fit_on_a_node_whose_accelerators_are_all_smaller() {
         let ledger = ledger(&[("a", 40)]);
-        let fits = |room: &AcceleratorCapacities| ledger.check_fit(&named("a"), 0, &spot(&[]), room);
+        let fits =
+            |capacities: &AcceleratorCapacities| ledger.check_fit(&named("a"), 0, &spot(&[]), capacities);
         assert_eq!(fits(&AcceleratorCapacities::default()), Ok(()));
         let small =
             AcceleratorCapacities { unlisted_each: Some(Bytes::gib(24)), ..AcceleratorCapacities::default() };

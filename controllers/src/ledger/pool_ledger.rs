@@ -57,8 +57,8 @@ pub enum Error<E> {
 
 impl PoolLedger {
     #[must_use]
-    pub fn new(client: Client, claim: watch::Receiver<Option<Leadership>>) -> Self {
-        Self { pools: Api::all(client), leadership: claim }
+    pub fn new(client: Client, leadership: watch::Receiver<Option<Leadership>>) -> Self {
+        Self { pools: Api::all(client), leadership }
     }
 
     /// Stamps these pools with a new leader's epoch and returns their ledgers.
@@ -94,14 +94,14 @@ impl PoolLedger {
         let all = ListParams::default();
         let listed = time::timeout(CALL_TIMEOUT, pools.list(&all)).await.map_err(|_| Error::Timeout)?;
         let listed = listed.map_err(|error| Error::Api(Box::new(error)))?;
-        let who = |DeserializeGuard(pool): DeserializeGuard<AcceleratorPool>| {
+        let pool_name = |DeserializeGuard(pool): DeserializeGuard<AcceleratorPool>| {
             let pool = pool.ok()?;
             let reservations = pool.status.as_ref()?.ledger.reservations.iter();
             let namespaces: BTreeSet<String> =
                 reservations.map(|entry| entry.model.namespace.clone()).collect();
             (!namespaces.is_empty()).then(|| (pool.name_any(), namespaces))
         };
-        Ok(listed.items.into_iter().filter_map(who).collect())
+        Ok(listed.items.into_iter().filter_map(pool_name).collect())
     }
 
     /// Applies `change` to the pool's ledger and writes it, and retries on a conflict.
@@ -123,18 +123,18 @@ impl PoolLedger {
         self.write(pool, change).await
     }
 
-    /// Updates the rest of the pool's status: all but ledger, sums and stamp. `wanted` gets the stored status.
+    /// Updates the rest of the pool's status: all but ledger, sums and stamp. `desired` gets the stored status.
     ///
     /// # Errors
     /// See [`Error`].
     pub async fn update_status(
         &self,
         pool: &str,
-        wanted: impl Fn(&AcceleratorPoolStatus) -> AcceleratorPoolStatus,
+        desired: impl Fn(&AcceleratorPoolStatus) -> AcceleratorPoolStatus,
     ) -> Result<(), Error<Infallible>> {
         let change = |status: &mut AcceleratorPoolStatus| {
             let AcceleratorPoolStatus { epoch, ledger, .. } = status.clone();
-            *status = AcceleratorPoolStatus { epoch, ledger, ..wanted(status) };
+            *status = AcceleratorPoolStatus { epoch, ledger, ..desired(status) };
             Ok(())
         };
         self.write(pool, change).await

@@ -180,14 +180,14 @@ impl DualPodMetrics {
         self.launcher_creation.with_label_values(&labels).observe(seconds(took));
     }
 
-    pub fn set_bound(&self, pair: &EngineBindingLabels) {
-        self.duality.with_label_values(&pair.labels()).set(1);
+    pub fn set_bound(&self, labels: &EngineBindingLabels) {
+        self.duality.with_label_values(&labels.labels()).set(1);
     }
 
     /// Removes the series: Pod names do not recur.
-    pub fn remove_bound(&self, pair: &EngineBindingLabels) {
+    pub fn remove_bound(&self, labels: &EngineBindingLabels) {
         // A series that does not exist needs no removal.
-        drop(self.duality.remove_label_values(&pair.labels()));
+        drop(self.duality.remove_label_values(&labels.labels()));
     }
 
     /// Sets how many requesters name this InferenceServerConfig; an empty name stands for none.

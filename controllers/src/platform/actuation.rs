@@ -19,26 +19,26 @@ use crate::{stub_client::StubClientError, workload::ASLEEP, writer::Error};
 const ACTUATION_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
 pub(super) async fn sleep(
-    contact: Arc<EngineClient>,
-    berth: Arc<EngineContext>,
+    client: Arc<EngineClient>,
+    context: Arc<EngineContext>,
     pod: PodReceiver,
     level: SleepLevel,
 ) -> StepOutcome {
-    record_level(&berth, &pod, Some(level)).await;
-    let (engine, generation) = (berth.id.clone(), berth.generation);
-    let (event, done) = match actuate(&contact, &berth, false, level).await {
+    record_level(&context, &pod, Some(level)).await;
+    let (engine, generation) = (context.id.clone(), context.generation);
+    let (event, done) = match actuate(&client, &context, false, level).await {
         Ok(()) => (Event::Slept { engine, generation, level }, StepOutcome::Asleep),
         Err(cause) => {
             let awake = cause == FailureCause::SleepDenied;
             if awake {
                 // Must precede reopening the gate.
-                record_level(&berth, &pod, None).await;
+                record_level(&context, &pod, None).await;
             }
             let done = if awake { StepOutcome::Ready } else { StepOutcome::Asleep };
             (Event::SleepFailed { engine, generation, cause }, done)
         }
     };
-    berth.shared.common.send_event(event).await;
+    context.shared.common.send_event(event).await;
     done
 }
 
@@ -46,34 +46,34 @@ pub(super) async fn sleep(
 ///
 /// The stub accepts an order again that it has already executed. The drain cuts requests that are still inside.
 pub(super) async fn resume_sleep(
-    contact: Arc<EngineClient>,
-    berth: Arc<EngineContext>,
+    client: Arc<EngineClient>,
+    context: Arc<EngineContext>,
     pod: PodReceiver,
     level: SleepLevel,
 ) -> StepOutcome {
-    engine_steps::close_and_drain(&contact, &berth, true).await;
-    sleep(contact, berth, pod, level).await
+    engine_steps::close_and_drain(&client, &context, true).await;
+    sleep(client, context, pod, level).await
 }
 
 pub(super) async fn wake(
-    contact: Arc<EngineClient>,
-    berth: Arc<EngineContext>,
+    client: Arc<EngineClient>,
+    context: Arc<EngineContext>,
     pod: PodReceiver,
     level: SleepLevel,
 ) -> StepOutcome {
-    let (engine, generation) = (berth.id.clone(), berth.generation);
+    let (engine, generation) = (context.id.clone(), context.generation);
     let woken = async {
-        actuate(&contact, &berth, true, level).await?;
-        record_level(&berth, &pod, None).await;
-        engine_steps::open_stub(&berth, contact.address).await
+        actuate(&client, &context, true, level).await?;
+        record_level(&context, &pod, None).await;
+        engine_steps::open_stub(&context, client.address).await
     };
     if let Err(cause) = woken.await {
-        berth.shared.common.send_event(Event::WakeFailed { engine, generation, cause }).await;
+        context.shared.common.send_event(Event::WakeFailed { engine, generation, cause }).await;
         return StepOutcome::Asleep;
     }
-    readiness::wait_until_ready(&contact, None).await;
-    berth.shared.common.send_event(Event::Ready { engine, generation }).await;
-    engine_steps::set_readiness(&berth, contact.address, true).await;
+    readiness::wait_until_ready(&client, None).await;
+    context.shared.common.send_event(Event::Ready { engine, generation }).await;
+    engine_steps::set_readiness(&context, client.address, true).await;
     StepOutcome::Ready
 }
 
@@ -81,15 +81,15 @@ pub(super) async fn wake(
 ///
 /// A silent stub gets the order again and continues where it was; the fleet sets the deadline.
 async fn actuate(
-    contact: &EngineClient,
-    berth: &EngineContext,
+    client: &EngineClient,
+    context: &EngineContext,
     wake: bool,
     level: SleepLevel,
 ) -> Result<(), FailureCause> {
-    let target = SocketAddr::new(contact.address.ip(), berth.placement.pod_template.port);
+    let target = SocketAddr::new(client.address.ip(), context.placement.pod_template.port);
     let mut pauses = RetryBackoff::new();
     loop {
-        if let Some(stub) = berth.stub(contact.address) {
+        if let Some(stub) = context.stub(client.address) {
             let done = async {
                 // A restarted stub container has no target.
                 stub.set_target(target).await?;
@@ -97,14 +97,14 @@ async fn actuate(
             };
             match done.await {
                 Ok(_) => return Ok(()),
-                Err(StubClientError::Conflict { .. }) => engine_steps::superseded(berth).await,
+                Err(StubClientError::Conflict { .. }) => engine_steps::superseded(context).await,
                 Err(StubClientError::StaysAwake(_)) => return Err(FailureCause::SleepDenied),
                 Err(error @ (StubClientError::Unauthorized(_) | StubClientError::Refused { .. })) => {
-                    tracing::warn!(engine = %berth.id, wake, %error, "the stub rejected the sleep or wake order");
+                    tracing::warn!(engine = %context.id, wake, %error, "the stub rejected the sleep or wake order");
                     return Err(FailureCause::Refused);
                 }
                 Err(error) => {
-                    tracing::debug!(engine = %berth.id, %error, "the stub did not execute the order, retrying")
+                    tracing::debug!(engine = %context.id, %error, "the stub did not execute the order, retrying")
                 }
             }
         }
@@ -112,20 +112,20 @@ async fn actuate(
     }
 }
 
-async fn record_level(berth: &EngineContext, pod: &PodReceiver, level: Option<SleepLevel>) {
+async fn record_level(context: &EngineContext, pod: &PodReceiver, level: Option<SleepLevel>) {
     let mut pauses = RetryBackoff::new();
     loop {
-        let seen = pod.borrow().clone();
-        let Some(seen) = seen else {
+        let engine_pod = pod.borrow().clone();
+        let Some(engine_pod) = engine_pod else {
             // The Pod is gone; the engine task is about to learn that.
             return pending().await;
         };
         let text = level.map(|level| level.number().to_string());
-        match engine_steps::annotate_pod(berth, &seen, json!({ ASLEEP: text })).await {
+        match engine_steps::annotate_pod(context, &engine_pod, json!({ ASLEEP: text })).await {
             Ok(()) => return,
             Err(Error::Gone) => return pending().await,
             Err(error) => {
-                tracing::debug!(pod = %seen.name, %error, "cannot record the sleep level on the Pod, retrying")
+                tracing::debug!(pod = %engine_pod.name, %error, "cannot record the sleep level on the Pod, retrying")
             }
         }
         pauses.pause().await;

@@ -131,12 +131,12 @@ impl DcgmClient {
     /// The query failed.
     pub async fn samples(&self) -> SamplesResult {
         let mut last = self.last.lock().await;
-        if let Some((asked, answer)) = &*last
-            && asked.elapsed() < self.interval()
+        if let Some((asked_at, answer)) = &*last
+            && asked_at.elapsed() < self.interval()
         {
             return answer.clone();
         }
-        let asked = Instant::now();
+        let asked_at = Instant::now();
         let answer = self.ask().await.map(Arc::new);
         match &answer {
             Ok(samples) => {
@@ -145,21 +145,21 @@ impl DcgmClient {
             }
             Err(error) => {
                 self.readings.read_failed(MeterSource::Prometheus);
-                let said = matches!(&*last, Some((_, Err(before))) if before == error);
-                if !said {
+                let is_logged = matches!(&*last, Some((_, Err(before))) if before == error);
+                if !is_logged {
                     tracing::warn!(%error, "cannot read accelerator memory from Prometheus");
                 }
             }
         }
-        *last = Some((asked, answer.clone()));
+        *last = Some((asked_at, answer.clone()));
         answer
     }
 
     async fn ask(&self) -> Result<DcgmSamples, Error> {
         let now = self.clock.now();
         let within = self.settings.timeout;
-        let asked = time::timeout(within.duration(), self.exchange()).await;
-        let (status, body) = asked.map_err(|_| Error::Timeout { url: self.url(), within })??;
+        let response = time::timeout(within.duration(), self.exchange()).await;
+        let (status, body) = response.map_err(|_| Error::Timeout { url: self.url(), within })??;
         let url = self.url();
         if matches!(status, 401 | 403) {
             return Err(Error::Forbidden { url, status });

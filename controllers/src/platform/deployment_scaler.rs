@@ -43,13 +43,13 @@ pub(super) async fn run(
 ) {
     let api: Api<Deployment> = Api::namespaced(shared.client.clone(), &name.namespace);
     let mut known: KnownVersion = None;
-    let mut said = None;
+    let mut reported = None;
     let mut pause = MIN_RETRY_DELAY;
     loop {
         let wanted = desired.borrow_and_update().clone();
         match write(&shared, &api, &name, &wanted, known.take()).await {
             Ok(now) => {
-                (known, said, pause) = (now, None, MIN_RETRY_DELAY);
+                (known, reported, pause) = (now, None, MIN_RETRY_DELAY);
                 applied.send_replace(wanted.version);
                 drop(requests.send(ManagerRequest::DeploymentApplied));
             }
@@ -64,8 +64,8 @@ pub(super) async fn run(
                 if matches!(shared.writer.get(&api, &name.name).await, Ok(None)) {
                     applied.send_replace(wanted.version);
                 }
-                if said.as_ref() != Some(&(wanted.version, why.clone())) {
-                    said = Some((wanted.version, why.clone()));
+                if reported.as_ref() != Some(&(wanted.version, why.clone())) {
+                    reported = Some((wanted.version, why.clone()));
                     drop(requests.send(ManagerRequest::DeploymentRefused { deployment: name.clone(), why }));
                 }
                 drop(requests.send(ManagerRequest::DeploymentApplied));
@@ -95,7 +95,7 @@ async fn write(
     shared: &KubernetesContext,
     api: &Api<Deployment>,
     name: &ObjectName,
-    wanted: &DesiredDeployment,
+    desired: &DesiredDeployment,
     known: KnownVersion,
 ) -> Result<KnownVersion, Error> {
     let epoch = shared.writer.leadership()?.epoch;
@@ -105,13 +105,13 @@ async fn write(
     };
     let Some(version) = version else {
         // A Deployment that does not exist has no Pods to scale down.
-        if *name != wanted.placement.deployment() || wanted.replicas == 0 {
+        if *name != desired.placement.deployment() || desired.replicas == 0 {
             return Ok(None);
         }
-        let object = wanted.placement.workload(&shared.sidecar, wanted.replicas, epoch).deployment();
+        let object = desired.placement.workload(&shared.sidecar, desired.replicas, epoch).deployment();
         return Ok(Some(shared.writer.create(api, &object).await?.resource_version()));
     };
-    let written = update(shared, api, name, wanted, epoch, version).await;
+    let written = update(shared, api, name, desired, epoch, version).await;
     match written {
         Ok(written) => Ok(Some(written.resource_version())),
         Err(Error::Gone) => Err(Error::Conflict),
@@ -123,18 +123,18 @@ async fn update(
     shared: &KubernetesContext,
     api: &Api<Deployment>,
     name: &ObjectName,
-    wanted: &DesiredDeployment,
+    desired: &DesiredDeployment,
     epoch: Epoch,
     version: Option<String>,
 ) -> Result<Deployment, Error> {
-    let whole = *name == wanted.placement.deployment();
+    let whole = *name == desired.placement.deployment();
     let mut object = if whole {
-        wanted.placement.workload(&shared.sidecar, wanted.replicas, epoch).deployment()
+        desired.placement.workload(&shared.sidecar, desired.replicas, epoch).deployment()
     } else {
         // Of a former template's Deployment, change only the epoch and the replica count.
         json!({
             "metadata": {"annotations": {EPOCH: epoch.to_string()}},
-            "spec": {"replicas": wanted.replicas},
+            "spec": {"replicas": desired.replicas},
         })
     };
     if let (Some(version), Some(metadata)) =

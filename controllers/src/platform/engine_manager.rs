@@ -211,8 +211,8 @@ impl EngineManager {
         let leads = epoch.is_some();
         self.leading = false;
         self.tasks.shutdown().await;
-        let own: Vec<(EngineId, Generation)> =
-            self.engines.iter().map(|(id, life)| (id.clone(), life.generation)).collect();
+        let own_engines: Vec<(EngineId, Generation)> =
+            self.engines.iter().map(|(id, task)| (id.clone(), task.generation)).collect();
         self.engines.clear();
         self.scalers.clear();
         self.ledger_writers.clear();
@@ -225,8 +225,8 @@ impl EngineManager {
         if let Some(epoch) = epoch {
             // A gateway that leads right after its start may not have processed the former leader's statuses yet. They
             // show which engines serve.
-            while let Ok(said) = published.try_recv() {
-                self.apply_status(said).await;
+            while let Ok(published_model) = published.try_recv() {
+                self.apply_status(published_model).await;
             }
             self.forward_all().await;
             self.shared.common.send_event(Event::LeadershipChanged { leads }).await;
@@ -242,17 +242,19 @@ impl EngineManager {
             }
             self.shared.common.send_event(Event::AdoptionDone).await;
             self.leading = true;
-            for hold in holds {
-                self.execute(hold).await;
+            for done in holds {
+                self.execute(done).await;
             }
-            for (deployment, place) in std::mem::take(&mut self.pending) {
-                self.update_replicas(&deployment, Some(place));
+            for (deployment, placement) in std::mem::take(&mut self.pending) {
+                self.update_replicas(&deployment, Some(placement));
                 self.assign(&deployment);
             }
         } else {
             self.forward_all().await;
             // Engines that this gateway had begun and no status mentions do not run.
-            for (engine, generation) in own.into_iter().filter(|(engine, _)| !self.is_published(engine)) {
+            for (engine, generation) in
+                own_engines.into_iter().filter(|(engine, _)| !self.is_published(engine))
+            {
                 self.shared.common.send_event(Event::Published { engine, generation, published: None }).await;
             }
         }
@@ -292,24 +294,25 @@ impl EngineManager {
         match command {
             Command::Reserve { engine, generation, .. } => self.reserve(engine, generation).await,
             Command::Shrink { engine, bytes: Bytes::ZERO, .. } => {
-                if let Some(place) = self.reserved.remove(&engine) {
-                    let model = place.owner.object.clone();
+                if let Some(placement) = self.reserved.remove(&engine) {
+                    let model = placement.owner.object.clone();
                     self.change_ledger(
-                        &place,
+                        &placement,
                         LedgerChange::Release { model, replica: engine.replica, done: None },
                     );
                 }
             }
             Command::Shrink { engine, generation, bytes, host } => {
-                if let Some(place) =
-                    self.engine_task(&engine, generation).and_then(|life| life.placement.clone())
+                if let Some(placement) =
+                    self.engine_task(&engine, generation).and_then(|task| task.placement.clone())
                 {
-                    let bytes =
-                        Bytes(bytes.0.div_ceil(u64::from(place.variant.spec.accelerators.count().max(1))));
+                    let bytes = Bytes(
+                        bytes.0.div_ceil(u64::from(placement.variant.spec.accelerators.count().max(1))),
+                    );
                     let (model, keeps) =
-                        (place.owner.object.clone(), SleepingMemory { bytes, host_bytes: host });
+                        (placement.owner.object.clone(), SleepingMemory { bytes, host_bytes: host });
                     self.change_ledger(
-                        &place,
+                        &placement,
                         LedgerChange::MarkAsleep { model, replica: engine.replica, sleeping_memory: keeps },
                     );
                 }
@@ -352,40 +355,41 @@ impl EngineManager {
             let accelerators = Vec::new();
             return self.shared.common.send_event(Event::Placed { engine, generation, accelerators }).await;
         }
-        let own = self.engine_task(&engine, generation).and_then(|life| life.placement.clone());
-        let sleeps = own.is_some();
-        let Some(place) = own.or_else(|| self.shared.placement(&engine.model)) else {
+        let task_placement = self.engine_task(&engine, generation).and_then(|task| task.placement.clone());
+        let sleeps = task_placement.is_some();
+        let Some(placement) = task_placement.or_else(|| self.shared.placement(&engine.model)) else {
             return self.shared.common.send_event(Event::Conflict { engine, generation }).await;
         };
-        let Some(wanted) = place.reservation_request(engine.replica) else {
+        let Some(request) = placement.reservation_request(engine.replica) else {
             // The engine takes no memory of any pool.
             let accelerators = Vec::new();
             return self.shared.common.send_event(Event::Placed { engine, generation, accelerators }).await;
         };
         if sleeps {
-            let keeps = Some(place.sleeping_memory(SleepLevel::One));
+            let keeps = Some(placement.sleeping_memory(SleepLevel::One));
             return self.change_ledger(
-                &place,
-                LedgerChange::Reserve { engine, generation, request: wanted, sleeping_memory: keeps },
+                &placement,
+                LedgerChange::Reserve { engine, generation, request, sleeping_memory: keeps },
             );
         }
         // The engine's former reservation lasts until the engine is seen gone. A new reservation would share it and
         // vanish with it.
-        let had =
-            |entry: &EngineReservation| entry.model == place.owner.object && entry.replica == engine.replica;
+        let had = |entry: &EngineReservation| {
+            entry.model == placement.owner.object && entry.replica == engine.replica
+        };
         if self.engines.contains_key(&engine) || self.orphans.iter().any(had) {
             return self.shared.common.send_event(Event::Conflict { engine, generation }).await;
         }
-        self.reserved.insert(engine.clone(), Arc::clone(&place));
+        self.reserved.insert(engine.clone(), Arc::clone(&placement));
         self.change_ledger(
-            &place,
-            LedgerChange::Reserve { engine, generation, request: wanted, sleeping_memory: None },
+            &placement,
+            LedgerChange::Reserve { engine, generation, request, sleeping_memory: None },
         );
     }
 
     /// Sends a change to this pool's ledger writer.
-    fn change_ledger(&mut self, place: &ModelPlacement, entry: LedgerChange) {
-        let Some(pool) = place.pool.clone() else { return };
+    fn change_ledger(&mut self, placement: &ModelPlacement, entry: LedgerChange) {
+        let Some(pool) = placement.pool.clone() else { return };
         self.ledger_writer(&pool).send(entry).unwrap_or_default();
     }
 
@@ -401,12 +405,12 @@ impl EngineManager {
     }
 
     /// Sends a command to an engine task. If that generation has ended, sends the outcome of a vanished engine instead.
-    async fn send_command(&mut self, engine: EngineId, generation: Generation, order: EngineTaskCommand) {
-        let life = self.engines.get(&engine).filter(|life| life.generation == generation);
-        if life.is_some_and(|life| life.commands.send(order).is_ok()) {
+    async fn send_command(&mut self, engine: EngineId, generation: Generation, command: EngineTaskCommand) {
+        let task = self.engines.get(&engine).filter(|task| task.generation == generation);
+        if task.is_some_and(|task| task.commands.send(command).is_ok()) {
             return;
         }
-        let outcome = match order {
+        let outcome = match command {
             EngineTaskCommand::Probe => Event::Canary {
                 engine,
                 generation,
@@ -428,17 +432,17 @@ impl EngineManager {
     async fn handle_request(&mut self, request: ManagerRequest) {
         match request {
             ManagerRequest::Bound { engine, generation } => {
-                if let Some(life) = self.engine_task(&engine, generation) {
-                    life.bound = true;
+                if let Some(task) = self.engine_task(&engine, generation) {
+                    task.bound = true;
                 }
             }
             ManagerRequest::ReleasePod { engine, generation, done } => {
-                let Some(life) = self.engine_task(&engine, generation) else { return };
-                life.release = Some((u64::MAX, Some(done)));
-                let deployment = life.deployment.clone();
+                let Some(task) = self.engine_task(&engine, generation) else { return };
+                task.release = Some((u64::MAX, Some(done)));
+                let deployment = task.deployment.clone();
                 let version = self.update_replicas(&deployment, None);
                 if let Some((from, _)) =
-                    self.engine_task(&engine, generation).and_then(|life| life.release.as_mut())
+                    self.engine_task(&engine, generation).and_then(|task| task.release.as_mut())
                 {
                     *from = version;
                 }
@@ -462,6 +466,6 @@ impl EngineManager {
     }
 
     fn engine_task(&mut self, engine: &EngineId, generation: Generation) -> Option<&mut EngineTask> {
-        self.engines.get_mut(engine).filter(|life| life.generation == generation)
+        self.engines.get_mut(engine).filter(|task| task.generation == generation)
     }
 }

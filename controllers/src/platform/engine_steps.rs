@@ -61,33 +61,33 @@ const BOUND_DELETION_COST: &str = "100";
 const LEAVING_DELETION_COST: &str = "-100";
 
 /// Waits for a Pod and binds it to the engine.
-pub(super) async fn acquire_pod(berth: Arc<EngineContext>, mut pod: PodReceiver) -> StepOutcome {
+pub(super) async fn acquire_pod(context: Arc<EngineContext>, mut pod: PodReceiver) -> StepOutcome {
     let mut pauses = RetryBackoff::new();
     loop {
         let (troubled, unmade) =
-            (start_failure(&berth, pod.clone()), pod_creation_failed(&berth, pod.clone()));
+            (start_failure(&context, pod.clone()), pod_creation_failed(&context, pod.clone()));
         let found = tokio::select! {
-            seen = pod_with_address(&mut pod) => seen,
+            engine_pod = pod_with_address(&mut pod) => engine_pod,
             cause = troubled => {
-                report_start_failed(&berth, cause).await;
+                report_start_failed(&context, cause).await;
                 return StepOutcome::Failed;
             }
             cause = unmade => {
-                report_start_failed(&berth, cause).await;
+                report_start_failed(&context, cause).await;
                 return StepOutcome::Failed;
             }
         };
-        let Some((seen, address)) = found else { return StepOutcome::Failed };
-        if bind_pod(&berth, &seen).await {
-            let (engine, generation) = (berth.id.clone(), berth.generation);
-            berth.shared.status_inputs.set_pod(
+        let Some((engine_pod, address)) = found else { return StepOutcome::Failed };
+        if bind_pod(&context, &engine_pod).await {
+            let (engine, generation) = (context.id.clone(), context.generation);
+            context.shared.status_inputs.set_pod(
                 &engine,
                 generation,
-                &seen.name.name,
-                &berth.placement.variant.name,
+                &engine_pod.name.name,
+                &context.placement.variant.name,
             );
-            drop(berth.requests.send(ManagerRequest::Bound { engine: engine.clone(), generation }));
-            berth.shared.common.send_event(Event::Started { engine, generation, address }).await;
+            drop(context.requests.send(ManagerRequest::Bound { engine: engine.clone(), generation }));
+            context.shared.common.send_event(Event::Started { engine, generation, address }).await;
             return StepOutcome::Started;
         }
         // The Pod is gone. The manager assigns another as soon as it sees that.
@@ -96,27 +96,27 @@ pub(super) async fn acquire_pod(berth: Arc<EngineContext>, mut pod: PodReceiver)
 }
 
 /// Binds the Pod to the engine. Returns false if that Pod no longer exists.
-async fn bind_pod(berth: &EngineContext, seen: &EnginePod) -> bool {
+async fn bind_pod(context: &EngineContext, engine_pod: &EnginePod) -> bool {
     let marks = json!({
-        REPLICA: berth.id.replica.to_string(),
-        GENERATION: berth.generation.to_string(),
+        REPLICA: context.id.replica.to_string(),
+        GENERATION: context.generation.to_string(),
         DELETION_COST: BOUND_DELETION_COST,
     });
     let mut pauses = RetryBackoff::new();
-    while let Err(error) = annotate_pod(berth, seen, marks.clone()).await {
+    while let Err(error) = annotate_pod(context, engine_pod, marks.clone()).await {
         if matches!(error, Error::Gone | Error::Conflict) {
             return false;
         }
-        tracing::debug!(pod = %seen.name, %error, "cannot bind the Pod to the engine, retrying");
+        tracing::debug!(pod = %engine_pod.name, %error, "cannot bind the Pod to the engine, retrying");
         pauses.pause().await;
     }
     true
 }
 
 /// Completes once the Deployment reports that no Pod can be created (a quota, an admission policy).
-async fn pod_creation_failed(berth: &EngineContext, mut pod: PodReceiver) -> FailureCause {
-    let deployment = berth.placement.deployment();
-    let api: Api<Deployment> = Api::namespaced(berth.shared.client.clone(), &deployment.namespace);
+async fn pod_creation_failed(context: &EngineContext, mut pod: PodReceiver) -> FailureCause {
+    let deployment = context.placement.deployment();
+    let api: Api<Deployment> = Api::namespaced(context.shared.client.clone(), &deployment.namespace);
     loop {
         if pod.wait_for(Option::is_none).await.is_err() {
             return std::future::pending().await;
@@ -125,69 +125,71 @@ async fn pod_creation_failed(berth: &EngineContext, mut pod: PodReceiver) -> Fai
         if pod.borrow().is_some() {
             continue;
         }
-        let Ok(Some(found)) = berth.shared.writer.get(&api, &deployment.name).await else { continue };
+        let Ok(Some(found)) = context.shared.writer.get(&api, &deployment.name).await else { continue };
         let conditions = found.status.and_then(|status| status.conditions).unwrap_or_default();
         let fails = conditions.into_iter().find(|it| it.type_ == "ReplicaFailure" && it.status == "True");
         if let Some(fails) = fails {
-            let why = fails.message.unwrap_or_default();
-            tracing::warn!(engine = %berth.id, reason = why, "the Deployment cannot create a Pod for the engine");
-            berth.shared.report_failure(&berth.id, berth.generation, &why).await;
+            let message = fails.message.unwrap_or_default();
+            tracing::warn!(engine = %context.id, reason = message, "the Deployment cannot create a Pod for the engine");
+            context.shared.report_failure(&context.id, context.generation, &message).await;
             return FailureCause::PodNotRunnable;
         }
     }
 }
 
 /// Waits until the engine in the Pod answers, then reports it ready.
-pub(super) async fn wait_ready(berth: Arc<EngineContext>, pod: PodReceiver) -> StepOutcome {
-    let Some(address) = berth.proxy(&pod) else { return StepOutcome::Failed };
-    let contact = EngineClient::new(
-        &berth.shared.common,
-        berth.id.clone(),
-        berth.generation,
+pub(super) async fn wait_ready(context: Arc<EngineContext>, pod: PodReceiver) -> StepOutcome {
+    let Some(address) = context.proxy(&pod) else { return StepOutcome::Failed };
+    let client = EngineClient::new(
+        &context.shared.common,
+        context.id.clone(),
+        context.generation,
         address,
-        Arc::clone(&berth.placement.engine),
+        Arc::clone(&context.placement.engine),
     );
     let fit = async {
-        open_stub(&berth, address).await?;
+        open_stub(&context, address).await?;
         tokio::select! {
             biased;
             // Biased: an engine that serves has its memory, even if the check expected no room.
             fit = async {
-                while time::timeout(STUB_SETUP_INTERVAL, readiness::wait_until_ready(&contact, None)).await.is_err() {
+                while time::timeout(STUB_SETUP_INTERVAL, readiness::wait_until_ready(&client, None)).await.is_err() {
                     // A restarted stub container has lost its target and starts with a closed gate.
-                    open_stub(&berth, address).await?;
+                    open_stub(&context, address).await?;
                 }
-                contact.adapter.check_served_name(contact.health_timeout()).await
+                client.adapter.check_served_name(client.health_timeout()).await
             } => fit,
-            cause = check_location(&berth, &pod, address) => Err(cause),
+            cause = check_location(&context, &pod, address) => Err(cause),
         }
     };
     let outcome = tokio::select! {
         fit = fit => fit,
-        cause = start_failure(&berth, pod.clone()) => Err(cause),
+        cause = start_failure(&context, pod.clone()) => Err(cause),
     };
     if let Err(cause) = outcome {
-        report_start_failed(&berth, cause).await;
+        report_start_failed(&context, cause).await;
         return StepOutcome::Failed;
     }
-    let (engine, generation) = (berth.id.clone(), berth.generation);
-    berth.shared.common.send_event(Event::Ready { engine, generation }).await;
-    set_readiness(&berth, address, true).await;
+    let (engine, generation) = (context.id.clone(), context.generation);
+    context.shared.common.send_event(Event::Ready { engine, generation }).await;
+    set_readiness(&context, address, true).await;
     StepOutcome::Ready
 }
 
 /// Records which accelerators the engine got. Completes only if the engine does not fit there.
-async fn check_location(berth: &EngineContext, pod: &PodReceiver, proxy: SocketAddr) -> FailureCause {
-    if let (Some(stub), Some(node)) = (berth.stub(proxy), node(pod)) {
-        let spot = location(&stub, node).await;
-        let known = !spot.accelerators.is_empty();
-        if let Err(why) = berth.shared.commit_location(&berth.placement, berth.id.replica, spot).await {
-            tracing::warn!(engine = %berth.id, reason = %why, "no room for the engine on the accelerators of its Pod");
+async fn check_location(context: &EngineContext, pod: &PodReceiver, proxy: SocketAddr) -> FailureCause {
+    if let (Some(stub), Some(node)) = (context.stub(proxy), node(pod)) {
+        let location = location(&stub, node).await;
+        let known = !location.accelerators.is_empty();
+        if let Err(error) =
+            context.shared.commit_location(&context.placement, context.id.replica, location).await
+        {
+            tracing::warn!(engine = %context.id, reason = %error, "no room for the engine on the accelerators of its Pod");
             return FailureCause::InsufficientRoom;
         }
-        berth.located.store(known, Ordering::Relaxed);
+        context.located.store(known, Ordering::Relaxed);
     }
-    locate(berth, pod).await;
+    locate(context, pod).await;
     std::future::pending().await
 }
 
@@ -195,24 +197,24 @@ async fn check_location(berth: &EngineContext, pod: &PodReceiver, proxy: SocketA
 ///
 /// There is no check that the engine fits. The kubelet hands a requester's accelerators to the next requester before
 /// the ledger releases the former engine's memory there. The pairing of requesters with engines keeps room on them.
-pub(super) async fn locate(berth: &EngineContext, pod: &PodReceiver) {
+pub(super) async fn locate(context: &EngineContext, pod: &PodReceiver) {
     let mut pauses = RetryBackoff::new();
-    while !berth.located.load(Ordering::Relaxed) {
-        let stub = berth.proxy(pod).and_then(|proxy| berth.stub(proxy));
+    while !context.located.load(Ordering::Relaxed) {
+        let stub = context.proxy(pod).and_then(|proxy| context.stub(proxy));
         if let (Some(stub), Some(node)) = (stub, node(pod)) {
             let reported = stub.accelerators().await;
             if let Err(error) = &reported {
-                tracing::debug!(engine = %berth.id, %error, "the stub did not report the accelerators of its Pod");
+                tracing::debug!(engine = %context.id, %error, "the stub did not report the accelerators of its Pod");
             }
             // A requester's Pod has an address before its stub listens, and a stub waits for its driver.
             if !reported.as_ref().is_err_and(StubClientError::is_unavailable) {
                 let accelerators = reported.unwrap_or_default();
-                berth.shared.record_location(
-                    &berth.placement,
-                    berth.id.replica,
+                context.shared.record_location(
+                    &context.placement,
+                    context.id.replica,
                     ReservationLocation { node, accelerators },
                 );
-                berth.located.store(true, Ordering::Relaxed);
+                context.located.store(true, Ordering::Relaxed);
                 return;
             }
         }
@@ -234,16 +236,16 @@ pub(super) async fn location(stub: &StubClient, node: String) -> ReservationLoca
 }
 
 /// Sends the stub its target and opens its gate. Fails if the stub has another key and so never obeys.
-pub(super) async fn open_stub(berth: &EngineContext, proxy: SocketAddr) -> Result<(), FailureCause> {
-    if berth.placement.dual_pods {
+pub(super) async fn open_stub(context: &EngineContext, proxy: SocketAddr) -> Result<(), FailureCause> {
+    if context.placement.dual_pods {
         // The pairing controller sets up a requester's stub.
         return Ok(());
     }
-    let target = SocketAddr::new(proxy.ip(), berth.placement.pod_template.port);
+    let target = SocketAddr::new(proxy.ip(), context.placement.pod_template.port);
     let mut pauses = RetryBackoff::new();
     loop {
         // A stale claim to lead is renewed or lost, and with the claim this task ends.
-        let Some(stub) = berth.stub(proxy) else {
+        let Some(stub) = context.stub(proxy) else {
             pauses.pause().await;
             continue;
         };
@@ -253,35 +255,37 @@ pub(super) async fn open_stub(berth: &EngineContext, proxy: SocketAddr) -> Resul
         };
         match done.await {
             Ok(()) => return Ok(()),
-            Err(StubClientError::Conflict { .. }) => superseded(berth).await,
+            Err(StubClientError::Conflict { .. }) => superseded(context).await,
             Err(StubClientError::Unauthorized(_)) => return Err(FailureCause::Refused),
-            Err(error) => tracing::debug!(engine = %berth.id, %error, "cannot set up the stub yet, retrying"),
+            Err(error) => {
+                tracing::debug!(engine = %context.id, %error, "cannot set up the stub yet, retrying")
+            }
         }
         pauses.pause().await;
     }
 }
 
 /// Sets up a stub again after its container restarted.
-pub(super) async fn restore(contact: Arc<EngineClient>, berth: Arc<EngineContext>) {
-    open(Arc::clone(&contact), Arc::clone(&berth)).await;
-    set_readiness(&berth, contact.address, true).await;
+pub(super) async fn restore(client: Arc<EngineClient>, context: Arc<EngineContext>) {
+    open(Arc::clone(&client), Arc::clone(&context)).await;
+    set_readiness(&context, client.address, true).await;
 }
 
 /// Closes the stub's gate and reports when no request is under way any more.
-pub(super) async fn drain(contact: Arc<EngineClient>, berth: Arc<EngineContext>, cut: bool) {
+pub(super) async fn drain(client: Arc<EngineClient>, context: Arc<EngineContext>, cut: bool) {
     // A requester's gate closes when its Pod is deleted, and its engine stays untouched until no request is under way.
-    if !berth.placement.dual_pods {
-        close_and_drain(&contact, &berth, cut).await;
+    if !context.placement.dual_pods {
+        close_and_drain(&client, &context, cut).await;
     }
-    let (engine, generation) = (berth.id.clone(), berth.generation);
-    berth.shared.common.send_event(Event::Drained { engine, generation }).await;
+    let (engine, generation) = (context.id.clone(), context.generation);
+    context.shared.common.send_event(Event::Drained { engine, generation }).await;
 }
 
-pub(super) async fn close_and_drain(contact: &EngineClient, berth: &EngineContext, cut: bool) {
+pub(super) async fn close_and_drain(client: &EngineClient, context: &EngineContext, cut: bool) {
     let mut pauses = RetryBackoff::new();
     let given_up = time::Instant::now() + STUB_SILENCE_TIMEOUT;
     loop {
-        let Some(stub) = berth.stub(contact.address) else {
+        let Some(stub) = context.stub(client.address) else {
             pauses.pause().await;
             continue;
         };
@@ -291,52 +295,58 @@ pub(super) async fn close_and_drain(contact: &EngineClient, berth: &EngineContex
             // A stub with another key never obeys.
             Ok(true) | Err(StubClientError::Unauthorized(_)) => break,
             Ok(false) => continue,
-            Err(StubClientError::Conflict { .. }) => return superseded(berth).await,
-            Err(error) => tracing::debug!(engine = %berth.id, %error, "the stub did not drain, retrying"),
+            Err(StubClientError::Conflict { .. }) => return superseded(context).await,
+            Err(error) => {
+                tracing::debug!(engine = %context.id, %error, "the stub did not drain, retrying")
+            }
         }
         pauses.pause().await;
     }
 }
 
-pub(super) async fn open(contact: Arc<EngineClient>, berth: Arc<EngineContext>) {
-    if let Err(cause) = open_stub(&berth, contact.address).await {
-        tracing::warn!(engine = %berth.id, %cause, "cannot open the stub's gate");
+pub(super) async fn open(client: Arc<EngineClient>, context: Arc<EngineContext>) {
+    if let Err(cause) = open_stub(&context, client.address).await {
+        tracing::warn!(engine = %context.id, %cause, "cannot open the stub's gate");
     }
 }
 
-/// Shuts the engine down: closes its stub, releases its Pod, and waits until that is gone. `begun`: it has a stub.
-pub(super) async fn shut_down(berth: Arc<EngineContext>, mut pod: PodReceiver, begun: bool) {
-    berth.shared.mark_releasing(&berth.placement, berth.id.replica);
-    let seen = pod.borrow().clone();
-    if let Some(seen) = &seen {
-        if begun && let Some(address) = berth.proxy(&pod) {
-            close_stub(&berth, address).await;
+/// Shuts the engine down: closes its stub, releases its Pod, and waits until that is gone. `has_stub`: it has a stub.
+pub(super) async fn shut_down(context: Arc<EngineContext>, mut pod: PodReceiver, has_stub: bool) {
+    context.shared.mark_releasing(&context.placement, context.id.replica);
+    let engine_pod = pod.borrow().clone();
+    if let Some(engine_pod) = &engine_pod {
+        if has_stub && let Some(address) = context.proxy(&pod) {
+            close_stub(&context, address).await;
         }
-        if !seen.terminating {
+        if !engine_pod.terminating {
             // A ReplicaSet deletes an unready Pod before a ready one, whatever their deletion costs.
-            if let Err(error) = annotate_pod(&berth, seen, leaving_annotations(&berth)).await {
-                tracing::debug!(pod = %seen.name, %error, "cannot mark the Pod as leaving");
+            if let Err(error) = annotate_pod(&context, engine_pod, leaving_annotations(&context)).await {
+                tracing::debug!(pod = %engine_pod.name, %error, "cannot mark the Pod as leaving");
             }
-            let unready = |seen: &Option<Arc<EnginePod>>| seen.as_ref().is_none_or(|seen| !seen.ready);
+            let unready = |engine_pod: &Option<Arc<EnginePod>>| {
+                engine_pod.as_ref().is_none_or(|engine_pod| !engine_pod.ready)
+            };
             // After the timeout, go on regardless.
             let _late = time::timeout(UNREADY_TIMEOUT, pod.wait_for(unready)).await.is_err();
         }
     }
-    berth.release_pod().await;
+    context.release_pod().await;
     // The ReplicaSet deletes the Pod once its replica count drops. Deleting the Pod earlier would create a replacement.
-    let ends = |seen: &Option<Arc<EnginePod>>| seen.as_ref().is_none_or(|seen| seen.terminating);
+    let ends = |engine_pod: &Option<Arc<EnginePod>>| {
+        engine_pod.as_ref().is_none_or(|engine_pod| engine_pod.terminating)
+    };
     let _itself = time::timeout(POD_RELEASE_TIMEOUT, pod.wait_for(ends)).await.is_ok();
     let mut pauses = RetryBackoff::new();
     loop {
-        let seen = pod.borrow().clone();
-        let Some(seen) = seen.filter(|seen| !seen.terminating) else { break };
-        if delete(&berth, &seen).await {
+        let engine_pod = pod.borrow().clone();
+        let Some(engine_pod) = engine_pod.filter(|engine_pod| !engine_pod.terminating) else { break };
+        if delete(&context, &engine_pod).await {
             break;
         }
         pauses.pause().await;
     }
-    let gone = pod.wait_for(Option::is_none).await.is_ok();
-    if !gone {
+    let is_gone = pod.wait_for(Option::is_none).await.is_ok();
+    if !is_gone {
         std::future::pending::<()>().await;
     }
 }
@@ -344,76 +354,79 @@ pub(super) async fn shut_down(berth: Arc<EngineContext>, mut pod: PodReceiver, b
 /// Builds the annotations of a Pod that leaves.
 ///
 /// A requester may date from before its model's sleep policy changed. The model's current policy counts.
-fn leaving_annotations(berth: &EngineContext) -> Value {
+fn leaving_annotations(context: &EngineContext) -> Value {
     let mut marks = json!({DELETION_COST: LEAVING_DELETION_COST});
-    if let Some(place) = berth.shared.placement(&berth.id.model).filter(|place| place.dual_pods) {
-        merge::into(&mut marks, &record::sleep_policy_annotations(place.variant.spec.idle.into()));
+    if let Some(placement) =
+        context.shared.placement(&context.id.model).filter(|placement| placement.dual_pods)
+    {
+        merge::into(&mut marks, &record::sleep_policy_annotations(placement.variant.spec.idle.into()));
     }
     marks
 }
 
 /// Closes the stub's gate and makes the Pod unready. One try: a stub that does not answer admits no request, and its
 /// Pod goes.
-async fn close_stub(berth: &EngineContext, proxy: SocketAddr) {
-    if !berth.placement.dual_pods
-        && let Some(stub) = berth.stub(proxy)
+async fn close_stub(context: &EngineContext, proxy: SocketAddr) {
+    if !context.placement.dual_pods
+        && let Some(stub) = context.stub(proxy)
         && let Err(error) = stub.close().await
     {
-        tracing::debug!(engine = %berth.id, %error, "cannot close the stub's gate");
+        tracing::debug!(engine = %context.id, %error, "cannot close the stub's gate");
     }
-    set_readiness(berth, proxy, false).await;
+    set_readiness(context, proxy, false).await;
 }
 
-pub(super) async fn set_readiness(berth: &EngineContext, proxy: SocketAddr, ready: bool) {
-    if !(berth.placement.dual_pods && ready)
-        && let Some(stub) = berth.stub(proxy)
+pub(super) async fn set_readiness(context: &EngineContext, proxy: SocketAddr, ready: bool) {
+    if !(context.placement.dual_pods && ready)
+        && let Some(stub) = context.stub(proxy)
         && let Err(error) = stub.set_ready(ready).await
     {
-        tracing::debug!(engine = %berth.id, %error, "cannot set the stub's readiness");
+        tracing::debug!(engine = %context.id, %error, "cannot set the stub's readiness");
     }
 }
 
-async fn delete(berth: &EngineContext, seen: &EnginePod) -> bool {
-    let api: Api<PodObject> = Api::namespaced(berth.shared.client.clone(), &seen.name.namespace);
-    let done = berth.shared.writer.delete(&api, &seen.name.name, &seen.uid).await;
-    done.inspect_err(|error| tracing::debug!(pod = %seen.name, %error, "cannot delete the Pod")).is_ok()
+async fn delete(context: &EngineContext, engine_pod: &EnginePod) -> bool {
+    let api: Api<PodObject> = Api::namespaced(context.shared.client.clone(), &engine_pod.name.namespace);
+    let done = context.shared.writer.delete(&api, &engine_pod.name.name, &engine_pod.uid).await;
+    done.inspect_err(|error| tracing::debug!(pod = %engine_pod.name, %error, "cannot delete the Pod")).is_ok()
 }
 
 /// Writes annotations and the leader's epoch to this one Pod.
 pub(super) async fn annotate_pod(
-    berth: &EngineContext,
-    seen: &EnginePod,
+    context: &EngineContext,
+    engine_pod: &EnginePod,
     mut marks: Value,
 ) -> Result<(), Error> {
-    let epoch = berth.shared.writer.leadership()?.epoch;
+    let epoch = context.shared.writer.leadership()?.epoch;
     if let Some(marks) = marks.as_object_mut() {
         marks.insert(EPOCH.to_owned(), json!(epoch.to_string()));
     }
-    let api: Api<PodObject> = Api::namespaced(berth.shared.client.clone(), &seen.name.namespace);
-    let patch = json!({"metadata": {"uid": seen.uid, "annotations": marks}});
-    berth.shared.writer.patch_merge(&api, &seen.name.name, &patch).await.map(drop)
+    let api: Api<PodObject> = Api::namespaced(context.shared.client.clone(), &engine_pod.name.namespace);
+    let patch = json!({"metadata": {"uid": engine_pod.uid, "annotations": marks}});
+    context.shared.writer.patch_merge(&api, &engine_pod.name.name, &patch).await.map(drop)
 }
 
 /// Returns the Pod and its stub's address once it has one; `None` when this gateway no longer leads.
 async fn pod_with_address(pod: &mut PodReceiver) -> Option<(Arc<EnginePod>, SocketAddr)> {
-    let has_address =
-        |seen: &Option<Arc<EnginePod>>| seen.as_ref().is_some_and(|seen| seen.address.is_some());
-    let seen = pod.wait_for(has_address).await.ok()?.clone()?;
-    let address = SocketAddr::new(seen.address?, crate::workload::PROXY_PORT);
-    Some((seen, address))
+    let has_address = |engine_pod: &Option<Arc<EnginePod>>| {
+        engine_pod.as_ref().is_some_and(|engine_pod| engine_pod.address.is_some())
+    };
+    let engine_pod = pod.wait_for(has_address).await.ok()?.clone()?;
+    let address = SocketAddr::new(engine_pod.address?, crate::workload::PROXY_PORT);
+    Some((engine_pod, address))
 }
 
 /// Completes once this start can no longer succeed.
-async fn start_failure(berth: &EngineContext, mut pod: PodReceiver) -> FailureCause {
+async fn start_failure(context: &EngineContext, mut pod: PodReceiver) -> FailureCause {
     loop {
-        let (cause, due) =
-            classify_failure(pod.borrow_and_update().as_deref(), berth.shared.common.clock.now());
+        let (cause, recheck_after) =
+            classify_failure(pod.borrow_and_update().as_deref(), context.shared.common.clock.now());
         if let Some(cause) = cause {
-            berth.report_pod_failure(&pod).await;
+            context.report_pod_failure(&pod).await;
             return cause;
         }
-        let due = async {
-            match due {
+        let recheck = async {
+            match recheck_after {
                 Some(pause) => time::sleep(pause.duration()).await,
                 None => std::future::pending().await,
             }
@@ -424,14 +437,14 @@ async fn start_failure(berth: &EngineContext, mut pod: PodReceiver) -> FailureCa
                     return std::future::pending().await;
                 }
             }
-            () = due => {}
+            () = recheck => {}
         }
     }
 }
 
 /// Returns why the start failed, or when to check again.
-fn classify_failure(seen: Option<&EnginePod>, now: Tick) -> (Option<FailureCause>, Option<Millis>) {
-    match seen.and_then(|seen| seen.failure.as_ref()) {
+fn classify_failure(engine_pod: Option<&EnginePod>, now: Tick) -> (Option<FailureCause>, Option<Millis>) {
+    match engine_pod.and_then(|engine_pod| engine_pod.failure.as_ref()) {
         None => (None, None),
         Some(PodFailure::Crashed { code, signal, .. }) => (Some(exit_cause(*code, *signal)), None),
         // A registry may answer on the next try. The kubelet reports another reason once it backs off longer.
@@ -446,15 +459,15 @@ fn classify_failure(seen: Option<&EnginePod>, now: Tick) -> (Option<FailureCause
     }
 }
 
-async fn report_start_failed(berth: &EngineContext, cause: FailureCause) {
-    let (engine, generation) = (berth.id.clone(), berth.generation);
+async fn report_start_failed(context: &EngineContext, cause: FailureCause) {
+    let (engine, generation) = (context.id.clone(), context.generation);
     tracing::warn!(%engine, %generation, %cause, "engine start failed");
-    berth.shared.common.send_event(Event::StartFailed { engine, generation, cause }).await;
+    context.shared.common.send_event(Event::StartFailed { engine, generation, cause }).await;
 }
 
 /// Handles a stub that obeys a newer leader: this gateway has been replaced and is about to learn that.
-pub(super) async fn superseded(berth: &EngineContext) {
-    tracing::warn!(engine = %berth.id, "the stub rejected the epoch: a newer leader is active");
+pub(super) async fn superseded(context: &EngineContext) {
+    tracing::warn!(engine = %context.id, "the stub rejected the epoch: a newer leader is active");
     std::future::pending().await
 }
 

@@ -90,73 +90,77 @@ type StepFuture<T> = Option<Pin<Box<dyn Future<Output = T> + Send>>>;
 
 /// Runs until the engine's Pod is gone, or until this gateway no longer leads.
 pub(super) async fn run(
-    berth: Arc<EngineContext>,
-    mut orders: mpsc::UnboundedReceiver<EngineTaskCommand>,
+    context: Arc<EngineContext>,
+    mut commands: mpsc::UnboundedReceiver<EngineTaskCommand>,
     mut pod: PodReceiver,
     start: EngineTaskStart,
 ) {
-    let mut contact = match start {
+    let mut client = match start {
         EngineTaskStart::Launch => None,
-        _ => berth.contact(&pod),
+        _ => context.contact(&pod),
     };
-    let mut starting: StepFuture<StepOutcome> = Some(match (start, &contact) {
-        (EngineTaskStart::Launch, _) => Box::pin(engine_steps::acquire_pod(Arc::clone(&berth), pod.clone())),
-        (EngineTaskStart::Starting, _) => Box::pin(engine_steps::wait_ready(Arc::clone(&berth), pod.clone())),
+    let mut starting: StepFuture<StepOutcome> = Some(match (start, &client) {
+        (EngineTaskStart::Launch, _) => {
+            Box::pin(engine_steps::acquire_pod(Arc::clone(&context), pod.clone()))
+        }
+        (EngineTaskStart::Starting, _) => {
+            Box::pin(engine_steps::wait_ready(Arc::clone(&context), pod.clone()))
+        }
         (EngineTaskStart::Awake | EngineTaskStart::Unconfirmed, _) => Box::pin(ready(StepOutcome::Ready)),
-        (EngineTaskStart::FallingAsleep(level), Some(contact)) => {
-            Box::pin(actuation::resume_sleep(Arc::clone(contact), Arc::clone(&berth), pod.clone(), level))
+        (EngineTaskStart::FallingAsleep(level), Some(client)) => {
+            Box::pin(actuation::resume_sleep(Arc::clone(client), Arc::clone(&context), pod.clone(), level))
         }
         (EngineTaskStart::Asleep | EngineTaskStart::FallingAsleep(_), _) => {
             Box::pin(ready(StepOutcome::Asleep))
         }
     });
-    let (mut probe, mut drain, mut watched, mut leaving): (
+    let (mut probe, mut drain, mut health_watch, mut shutdown): (
         StepFuture<()>,
         StepFuture<()>,
         StepFuture<()>,
         StepFuture<()>,
     ) = (None, None, None, None);
-    let mut observed: StepFuture<()> = None;
-    let mut tenancy = contact.is_some().then(|| berth.occupy(&pod));
+    let mut usage_poll: StepFuture<()> = None;
+    let mut occupancy = client.is_some().then(|| context.occupy(&pod));
     let mut cause = FailureCause::Stopped;
     loop {
         tokio::select! {
             biased;
-            ended = pod_lost(&mut pod, contact.is_some(), leaving.is_some()) => {
-                (starting, probe, drain, watched, observed) = (None, None, None, None, None);
-                cause = ended;
-                berth.report_terminating(&pod).await;
-                berth.report_pod_failure(&pod).await;
-                leaving = Some(Box::pin(engine_steps::shut_down(Arc::clone(&berth), pod.clone(), contact.is_some())));
+            end_cause = pod_lost(&mut pod, client.is_some(), shutdown.is_some()) => {
+                (starting, probe, drain, health_watch, usage_poll) = (None, None, None, None, None);
+                cause = end_cause;
+                context.report_terminating(&pod).await;
+                context.report_pod_failure(&pod).await;
+                shutdown = Some(Box::pin(engine_steps::shut_down(Arc::clone(&context), pod.clone(), client.is_some())));
             }
-            () = poll_step(&mut leaving) => break,
-            order = orders.recv() => match order {
+            () = poll_step(&mut shutdown) => break,
+            command = commands.recv() => match command {
                 None => return,
-                Some(_) if leaving.is_some() => {}
+                Some(_) if shutdown.is_some() => {}
                 Some(EngineTaskCommand::Stop) => {
-                    (starting, probe, drain, watched, observed) = (None, None, None, None, None);
-                    leaving = Some(Box::pin(engine_steps::shut_down(Arc::clone(&berth), pod.clone(), contact.is_some())));
+                    (starting, probe, drain, health_watch, usage_poll) = (None, None, None, None, None);
+                    shutdown = Some(Box::pin(engine_steps::shut_down(Arc::clone(&context), pod.clone(), client.is_some())));
                 }
                 Some(order) => {
-                    let Some(contact) = contact.clone() else { continue };
+                    let Some(contact) = client.clone() else { continue };
                     match order {
                         EngineTaskCommand::Probe => probe = Some(Box::pin(async move { health::run_canary(&contact).await })),
-                        EngineTaskCommand::CloseGate => drain = Some(Box::pin(engine_steps::drain(contact, Arc::clone(&berth), false))),
-                        EngineTaskCommand::Revoke => drain = Some(Box::pin(engine_steps::drain(contact, Arc::clone(&berth), true))),
-                        EngineTaskCommand::OpenGate => drain = Some(Box::pin(engine_steps::open(contact, Arc::clone(&berth)))),
+                        EngineTaskCommand::CloseGate => drain = Some(Box::pin(engine_steps::drain(contact, Arc::clone(&context), false))),
+                        EngineTaskCommand::Revoke => drain = Some(Box::pin(engine_steps::drain(contact, Arc::clone(&context), true))),
+                        EngineTaskCommand::OpenGate => drain = Some(Box::pin(engine_steps::open(contact, Arc::clone(&context)))),
                         EngineTaskCommand::Hold => {
-                            let opened = engine_steps::restore(Arc::clone(&contact), Arc::clone(&berth));
-                            watched = Some(Box::pin(async move {
+                            let opened = engine_steps::restore(Arc::clone(&contact), Arc::clone(&context));
+                            health_watch = Some(Box::pin(async move {
                                 opened.await;
                                 health::watch_health(&contact, InitialHealth::StubGateClosed).await;
                             }));
                         }
                         EngineTaskCommand::Sleep(level) => {
-                            (probe, watched, observed) = (None, None, None);
-                            starting = Some(Box::pin(actuation::sleep(contact, Arc::clone(&berth), pod.clone(), level)));
+                            (probe, health_watch, usage_poll) = (None, None, None);
+                            starting = Some(Box::pin(actuation::sleep(contact, Arc::clone(&context), pod.clone(), level)));
                         }
                         EngineTaskCommand::Wake(level) => {
-                            starting = Some(Box::pin(actuation::wake(contact, Arc::clone(&berth), pod.clone(), level)));
+                            starting = Some(Box::pin(actuation::wake(contact, Arc::clone(&context), pod.clone(), level)));
                         }
                         EngineTaskCommand::Stop => {}
                     }
@@ -167,17 +171,17 @@ pub(super) async fn run(
                 match done {
                     // From here on this Pod belongs to this generation, which gets no other.
                     StepOutcome::Started => {
-                        contact = berth.contact(&pod);
-                        tenancy = Some(berth.occupy(&pod));
-                        starting = Some(Box::pin(engine_steps::wait_ready(Arc::clone(&berth), pod.clone())));
+                        client = context.contact(&pod);
+                        occupancy = Some(context.occupy(&pod));
+                        starting = Some(Box::pin(engine_steps::wait_ready(Arc::clone(&context), pod.clone())));
                     }
                     StepOutcome::Ready => {
-                        if let Some(contact) = contact.clone() {
+                        if let Some(contact) = client.clone() {
                             let known = if start == EngineTaskStart::Unconfirmed { InitialHealth::Unconfirmed } else { InitialHealth::Healthy };
-                            watched = Some(Box::pin(async move { health::watch_health(&contact, known).await }));
+                            health_watch = Some(Box::pin(async move { health::watch_health(&contact, known).await }));
                         }
-                        if let Some(tenancy) = tenancy.clone() {
-                            observed = Some(Box::pin(berth.observe(&pod, tenancy, start)));
+                        if let Some(tenancy) = occupancy.clone() {
+                            usage_poll = Some(Box::pin(context.observe(&pod, tenancy, start)));
                         }
                     }
                     StepOutcome::Asleep | StepOutcome::Failed => {}
@@ -185,26 +189,26 @@ pub(super) async fn run(
             }
             () = poll_step(&mut probe) => probe = None,
             () = poll_step(&mut drain) => drain = None,
-            () = poll_step(&mut watched) => watched = None,
-            () = poll_step(&mut observed) => observed = None,
+            () = poll_step(&mut health_watch) => health_watch = None,
+            () = poll_step(&mut usage_poll) => usage_poll = None,
         }
     }
-    drop((starting, probe, drain, watched, observed, leaving, tenancy));
-    berth.finish(cause).await;
+    drop((starting, probe, drain, health_watch, usage_poll, shutdown, occupancy));
+    context.finish(cause).await;
 }
 
 impl EngineContext {
     /// Returns the engine's client, which goes through its stub, once the Pod has an address.
     fn contact(&self, pod: &PodReceiver) -> Option<Arc<EngineClient>> {
         let address = self.proxy(pod)?;
-        let contact = EngineClient::new(
+        let client = EngineClient::new(
             &self.shared.common,
             self.id.clone(),
             self.generation,
             address,
             Arc::clone(&self.placement.engine),
         );
-        Some(Arc::new(contact))
+        Some(Arc::new(client))
     }
 
     pub(super) fn proxy(&self, pod: &PodReceiver) -> Option<SocketAddr> {
@@ -222,9 +226,10 @@ impl EngineContext {
 
     /// Reports the Pod's failure, if it has one.
     pub(super) async fn report_pod_failure(&self, pod: &PodReceiver) {
-        let trouble = pod.borrow().as_ref().and_then(|seen| seen.failure.as_ref().map(ToString::to_string));
-        if let Some(trouble) = trouble {
-            self.shared.report_failure(&self.id, self.generation, &trouble).await;
+        let failure =
+            pod.borrow().as_ref().and_then(|engine_pod| engine_pod.failure.as_ref().map(ToString::to_string));
+        if let Some(failure) = failure {
+            self.shared.report_failure(&self.id, self.generation, &failure).await;
         }
     }
 
@@ -238,10 +243,10 @@ impl EngineContext {
     fn observe(
         self: &Arc<Self>,
         pod: &PodReceiver,
-        tenancy: Arc<AcceleratorOccupancy>,
+        occupancy: Arc<AcceleratorOccupancy>,
         start: EngineTaskStart,
     ) -> impl Future<Output = ()> + use<> {
-        let (berth, pod) = (Arc::clone(self), pod.clone());
+        let (context, pod) = (Arc::clone(self), pod.clone());
         let since = self.shared.common.clock.now();
         async move {
             if matches!(start, EngineTaskStart::Awake | EngineTaskStart::Unconfirmed) {
@@ -250,11 +255,11 @@ impl EngineContext {
             }
             let memory = async {
                 // Asleep engines share a requester's accelerators, so their memory use is not this engine's alone.
-                if !berth.placement.dual_pods {
-                    observe::poll(Arc::clone(&berth), pod.clone(), tenancy, since).await;
+                if !context.placement.dual_pods {
+                    observe::poll(Arc::clone(&context), pod.clone(), occupancy, since).await;
                 }
             };
-            tokio::join!(engine_steps::locate(&berth, &pod), memory);
+            tokio::join!(engine_steps::locate(&context, &pod), memory);
         }
     }
 
@@ -270,29 +275,29 @@ impl EngineContext {
 
     /// Releases the engine's Pod; returns after the scale-down is applied and no surplus Pod remains.
     pub(super) async fn release_pod(&self) {
-        let (done, left) = oneshot::channel();
+        let (done, released) = oneshot::channel();
         let request =
             ManagerRequest::ReleasePod { engine: self.id.clone(), generation: self.generation, done };
-        if self.requests.send(request).is_err() || left.await.is_err() {
+        if self.requests.send(request).is_err() || released.await.is_err() {
             // This gateway no longer leads: the task is about to be dropped.
             pending().await
         }
     }
 }
 
-/// Completes when the Pod ends without an order. `begun`: the Pod is bound; an unbound Pod is just replaced.
-async fn pod_lost(pod: &mut PodReceiver, begun: bool, leaving: bool) -> FailureCause {
-    if !begun || leaving {
+/// Completes when the Pod ends without an order. `is_bound`: the Pod is bound; an unbound Pod is just replaced.
+async fn pod_lost(pod: &mut PodReceiver, is_bound: bool, is_leaving: bool) -> FailureCause {
+    if !is_bound || is_leaving {
         return pending().await;
     }
     let over = |pod: &Option<Arc<EnginePod>>| {
         let crashed = |pod: &EnginePod| matches!(pod.failure, Some(PodFailure::Crashed { .. }));
         pod.as_ref().is_none_or(|pod| pod.finished || pod.terminating || crashed(pod))
     };
-    let Ok(seen) = pod.wait_for(over).await else {
+    let Ok(engine_pod) = pod.wait_for(over).await else {
         return pending().await;
     };
-    match seen.as_ref().and_then(|seen| seen.failure.as_ref()) {
+    match engine_pod.as_ref().and_then(|engine_pod| engine_pod.failure.as_ref()) {
         Some(PodFailure::Crashed { code, signal, .. }) => exit_cause(*code, *signal),
         _ => FailureCause::Unreachable,
     }

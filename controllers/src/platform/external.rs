@@ -45,12 +45,12 @@ impl ExternalEngineTask {
     /// Runs until it is stopped. `known`: the backend's address, if it already serves.
     pub(super) async fn run(
         self,
-        mut orders: mpsc::UnboundedReceiver<EngineTaskCommand>,
+        mut commands: mpsc::UnboundedReceiver<EngineTaskCommand>,
         known: Option<SocketAddr>,
     ) {
         let stopped = async {
-            while let Some(order) = orders.recv().await {
-                match order {
+            while let Some(command) = commands.recv().await {
+                match command {
                     EngineTaskCommand::Stop => return,
                     // There is no stub: each gateway has its own gate, and requests under way end by themselves.
                     EngineTaskCommand::CloseGate | EngineTaskCommand::Revoke => {
@@ -81,7 +81,7 @@ impl ExternalEngineTask {
 
     async fn serve(&self, known: Option<SocketAddr>) {
         let mut pauses = RetryBackoff::new();
-        let mut told = None;
+        let mut reported = None;
         let address = loop {
             let found = match known {
                 Some(address) => Ok(address),
@@ -89,39 +89,40 @@ impl ExternalEngineTask {
             };
             match found {
                 Ok(address) => break address,
-                Err(why) if told.as_ref() == Some(&why) => pauses.pause().await,
-                Err(why) => {
-                    tracing::warn!(engine = %self.id, reason = why, "cannot find the backend, retrying");
-                    report_failure(&self.common, &self.status_inputs, &self.id, self.generation, &why).await;
-                    told = Some(why);
+                Err(reason) if reported.as_ref() == Some(&reason) => pauses.pause().await,
+                Err(reason) => {
+                    tracing::warn!(engine = %self.id, reason, "cannot find the backend, retrying");
+                    report_failure(&self.common, &self.status_inputs, &self.id, self.generation, &reason)
+                        .await;
+                    reported = Some(reason);
                 }
             }
         };
-        if told.is_some() {
+        if reported.is_some() {
             self.status_inputs.clear_failure(&self.id.model);
         }
-        let contact = self.contact(address);
+        let client = self.contact(address);
         if known.is_none() {
             let (engine, generation) = (self.id.clone(), self.generation);
             self.common.send_event(Event::Started { engine: engine.clone(), generation, address }).await;
-            self.wait_ready(&contact).await;
+            self.wait_ready(&client).await;
             self.common.send_event(Event::Ready { engine, generation }).await;
         }
-        health::watch_health(&contact, InitialHealth::Healthy).await;
+        health::watch_health(&client, InitialHealth::Healthy).await;
     }
 
     /// Waits until the backend serves. Reports each failed probe as the model's failure: Rouse cannot inspect the
     /// backend.
-    async fn wait_ready(&self, contact: &EngineClient) {
-        let mut wait = readiness::ReadinessWait::begin(contact, None);
-        let mut told = false;
-        while let Err(probe) = wait.next_change(contact).await {
-            let why = format!("the backend is not ready: {probe}");
+    async fn wait_ready(&self, client: &EngineClient) {
+        let mut wait = readiness::ReadinessWait::begin(client, None);
+        let mut reported = false;
+        while let Err(probe) = wait.next_change(client).await {
+            let reason = format!("the backend is not ready: {probe}");
             tracing::warn!(engine = %self.id, probe, "backend not ready");
-            report_failure(&self.common, &self.status_inputs, &self.id, self.generation, &why).await;
-            told = true;
+            report_failure(&self.common, &self.status_inputs, &self.id, self.generation, &reason).await;
+            reported = true;
         }
-        if told {
+        if reported {
             self.status_inputs.clear_failure(&self.id.model);
         }
     }
@@ -195,15 +196,15 @@ mod tests {
         async fn begin(name: &str, server: Arc<ServerConfig>, roots: RootCertStore) -> Self {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let external = Arc::new(external(listener.local_addr().unwrap().port(), name, roots));
-            let (ask, asked) = mpsc::unbounded_channel();
-            let backend = tokio::spawn(answers(listener, TlsAcceptor::from(server), ask));
-            let (tell, told) = mpsc::channel(16);
+            let (requests_tx, requests_rx) = mpsc::unbounded_channel();
+            let backend = tokio::spawn(answers(listener, TlsAcceptor::from(server), requests_tx));
+            let (events_tx, events) = mpsc::channel(16);
             let config = Arc::new(rouse_config::parse("", "test").unwrap());
-            let common = PlatformContext::new(config, tell, TickClock::new(Instant::now(), Tick(1)));
+            let common = PlatformContext::new(config, events_tx, TickClock::new(Instant::now(), Tick(1)));
             let (requests, _over) = mpsc::unbounded_channel();
-            let (order, orders) = mpsc::unbounded_channel();
+            let (commands, commands_rx) = mpsc::unbounded_channel();
             let (id, generation) = (EngineId::new("m".into(), 0), Generation(1));
-            let visit = ExternalEngineTask {
+            let external_task = ExternalEngineTask {
                 common,
                 status_inputs: Arc::default(),
                 id,
@@ -211,8 +212,8 @@ mod tests {
                 external,
                 requests,
             };
-            let life = tokio::spawn(visit.run(orders, None));
-            Self { task: life, commands: order, events: told, requests: asked, backend }
+            let task = tokio::spawn(external_task.run(commands_rx, None));
+            Self { task, commands, events, requests: requests_rx, backend }
         }
 
         async fn next(&mut self) -> Event {
@@ -231,7 +232,7 @@ mod tests {
     async fn answers(
         listener: TcpListener,
         tls: TlsAcceptor,
-        asked: mpsc::UnboundedSender<(Option<String>, String)>,
+        requests: mpsc::UnboundedSender<(Option<String>, String)>,
     ) {
         while let Ok((stream, _)) = listener.accept().await {
             let Ok(mut stream) = tls.accept(stream).await else { continue };
@@ -246,7 +247,7 @@ mod tests {
             if head.is_empty() {
                 continue;
             }
-            asked.send((name, String::from_utf8_lossy(&head).into_owned())).unwrap();
+            requests.send((name, String::from_utf8_lossy(&head).into_owned())).unwrap();
             let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}";
             stream.write_all(answer).await.unwrap();
             stream.shutdown().await.unwrap_or_default();

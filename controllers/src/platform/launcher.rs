@@ -135,9 +135,9 @@ impl LauncherClient {
     /// # Errors
     /// [`Error::Conflict`] if an instance has this id, whatever its options. [`Error::Refused`] if one of the
     /// accelerators is unknown; the public launcher calls that a conflict, too.
-    pub async fn put(&self, id: &str, wanted: &InstanceRequest) -> Result<LauncherInstance, Error> {
+    pub async fn put(&self, id: &str, request: &InstanceRequest) -> Result<LauncherInstance, Error> {
         // Only texts, so this cannot fail.
-        let body = serde_json::to_value(wanted).unwrap_or_default();
+        let body = serde_json::to_value(request).unwrap_or_default();
         read(&checked(self.call(Method::PUT, &path(id), Some(&body), START_TIMEOUT).await?)?)
     }
 
@@ -158,17 +158,17 @@ impl LauncherClient {
     pub async fn delete_generation(
         &self,
         id: &str,
-        life: Generation,
+        generation: Generation,
     ) -> Result<Option<LauncherInstance>, Error> {
-        let path = format!("{}?generation={}", path(id), life.0);
+        let path = format!("{}?generation={}", path(id), generation.0);
         found(self.call(Method::DELETE, &path, None, STOP_TIMEOUT).await?)
     }
 
     /// Sends all instances and then all their events, until the receiver closes: see [`LauncherWatchEvent`].
     ///
     /// `wrap` turns an event into a message of the channel.
-    pub async fn watch<M>(&self, told: mpsc::Sender<M>, wrap: impl Fn(LauncherWatchEvent) -> M) {
-        watch::run(self, &told, wrap).await;
+    pub async fn watch<M>(&self, tx: mpsc::Sender<M>, wrap: impl Fn(LauncherWatchEvent) -> M) {
+        watch::run(self, &tx, wrap).await;
     }
 
     async fn call(
@@ -176,9 +176,9 @@ impl LauncherClient {
         method: Method,
         path: &str,
         body: Option<&Value>,
-        within: Duration,
+        timeout: Duration,
     ) -> Result<HttpClientReply, HttpClientError> {
-        self.client.call(method, path, body, Some(self.epoch), within).await
+        self.client.call(method, path, body, Some(self.epoch), timeout).await
     }
 }
 

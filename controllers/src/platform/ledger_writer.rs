@@ -117,8 +117,8 @@ enum LedgerOutcome {
 impl LedgerChange {
     fn apply(&self, ledger: &mut Ledger, total: Bytes, now: Tick) -> LedgerOutcome {
         match self {
-            Self::Reserve { engine, request: wanted, .. } => {
-                if let Err(reason) = ledger.reserve(wanted, total, now) {
+            Self::Reserve { engine, request, .. } => {
+                if let Err(reason) = ledger.reserve(request, total, now) {
                     tracing::info!(%engine, %reason, "reservation refused");
                     return LedgerOutcome::Refused(reason);
                 }
@@ -131,16 +131,16 @@ impl LedgerChange {
                     ledger.mark_releasing(id, now);
                 }
             }
-            Self::Adopt { request: wanted, location: spot } => {
-                ledger.adopt(wanted, now);
-                if let Some(spot) = spot {
-                    ledger.set_location(&wanted.model, wanted.replica, spot, now);
+            Self::Adopt { request, location } => {
+                ledger.adopt(request, now);
+                if let Some(location) = location {
+                    ledger.set_location(&request.model, request.replica, location, now);
                 }
             }
-            Self::SetLocation { model, replica, location: spot, capacities: room, .. } => {
-                match ledger.check_fit(model, *replica, spot, room) {
-                    Ok(()) => ledger.set_location(model, *replica, spot, now),
-                    Err(why) => return LedgerOutcome::DoesNotFit(why),
+            Self::SetLocation { model, replica, location, capacities, .. } => {
+                match ledger.check_fit(model, *replica, location, capacities) {
+                    Ok(()) => ledger.set_location(model, *replica, location, now),
+                    Err(error) => return LedgerOutcome::DoesNotFit(error),
                 }
             }
             Self::Release { model, replica, .. } => {
@@ -155,8 +155,8 @@ impl LedgerChange {
     async fn finish(self, shared: &KubernetesContext, pool: &str, outcome: LedgerOutcome) {
         match self {
             Self::Reserve { engine, generation, sleeping_memory: keeps, .. } => {
-                if let LedgerOutcome::Refused(why @ ReservationRefusal::Quota { .. }) = &outcome {
-                    shared.report_failure(&engine, generation, &why.to_string()).await;
+                if let LedgerOutcome::Refused(refusal @ ReservationRefusal::Quota { .. }) = &outcome {
+                    shared.report_failure(&engine, generation, &refusal.to_string()).await;
                 }
                 if keeps.is_some() && !matches!(outcome, LedgerOutcome::Done) {
                     // The engine stays asleep. The fleet reserves for it again as soon as it receives this event.
@@ -178,7 +178,7 @@ impl LedgerChange {
             // The receiver may be gone.
             Self::Release { done, .. } => drop(done.map(|done| done.send(()))),
             Self::SetLocation { done, .. } => drop(done.send(match outcome {
-                LedgerOutcome::DoesNotFit(why) => Err(why),
+                LedgerOutcome::DoesNotFit(error) => Err(error),
                 _ => Ok(()),
             })),
             Self::MarkReleasing { .. } | Self::Adopt { .. } | Self::MarkAsleep { .. } => {}

@@ -47,16 +47,16 @@ enum UsageReading {
 ///
 /// `since`: when the engine began to serve.
 pub(super) async fn poll(
-    berth: Arc<EngineContext>,
+    context: Arc<EngineContext>,
     pod: PodReceiver,
-    tenancy: Arc<AcceleratorOccupancy>,
+    occupancy: Arc<AcceleratorOccupancy>,
     since: Tick,
 ) {
     let mut pause = POLL_INTERVAL;
     loop {
-        pause = match read(&berth, &pod, since).await {
+        pause = match read(&context, &pod, since).await {
             UsageReading::Read(source, reading) => {
-                report(&berth, &tenancy, source, reading).await;
+                report(&context, &occupancy, source, reading).await;
                 POLL_INTERVAL
             }
             UsageReading::TooEarly(until) => until,
@@ -68,37 +68,37 @@ pub(super) async fn poll(
 
 /// Reports the memory use, if the engine has these accelerators alone.
 async fn report(
-    berth: &EngineContext,
-    tenancy: &AcceleratorOccupancy,
+    context: &EngineContext,
+    occupancy: &AcceleratorOccupancy,
     source: MeterSource,
     (used, at): AcceleratorUsage,
 ) {
-    let (shared, common) = (&berth.shared, &berth.shared.common);
+    let (shared, common) = (&context.shared, &context.shared.common);
     let accelerators: BTreeSet<AcceleratorId> = used.keys().cloned().collect();
-    let wanted = berth.placement.variant.spec.accelerators.count() as usize;
+    let wanted = context.placement.variant.spec.accelerators.count() as usize;
     if accelerators.len() != wanted {
         let seen = accelerators.len();
         tracing::debug!(
-            engine = %berth.id, seen, wanted,
+            engine = %context.id, seen, wanted,
             "memory reading ignored: it does not cover exactly the engine's accelerators"
         );
         return shared.readings.read_partial(source);
     }
-    if !tenancy.is_exclusive(&accelerators, berth.placement.shared_accelerators) {
-        tracing::debug!(engine = %berth.id, "memory reading ignored: other engines may share the accelerators");
+    if !occupancy.is_exclusive(&accelerators, context.placement.shared_accelerators) {
+        tracing::debug!(engine = %context.id, "memory reading ignored: other engines may share the accelerators");
         return shared.readings.read_partial(source);
     }
     let Some(used) = used.into_values().max() else { return };
-    let (engine, generation) = (berth.id.clone(), berth.generation);
+    let (engine, generation) = (context.id.clone(), context.generation);
     shared.status_inputs.record_usage(&engine.model, used, at);
     common.send_event(Event::UsageObserved { engine, generation, used }).await;
 }
 
-async fn read(berth: &EngineContext, pod: &PodReceiver, since: Tick) -> UsageReading {
-    let Some(stub) = berth.proxy(pod).and_then(|proxy| berth.stub(proxy)) else {
+async fn read(context: &EngineContext, pod: &PodReceiver, since: Tick) -> UsageReading {
+    let Some(stub) = context.proxy(pod).and_then(|proxy| context.stub(proxy)) else {
         return UsageReading::Unavailable;
     };
-    let shared = &berth.shared;
+    let shared = &context.shared;
     match stub.usage().await {
         Ok(used) => {
             let now = shared.common.clock.now();
@@ -107,47 +107,48 @@ async fn read(berth: &EngineContext, pod: &PodReceiver, since: Tick) -> UsageRea
         }
         Err(error) => {
             shared.readings.read_failed(MeterSource::Stub);
-            tracing::debug!(engine = %berth.id, %error, "the stub did not report memory use");
+            tracing::debug!(engine = %context.id, %error, "the stub did not report memory use");
         }
     }
     match &shared.dcgm {
-        Some(dcgm) => read_prometheus(berth, dcgm, &stub, pod, since).await,
+        Some(dcgm) => read_prometheus(context, dcgm, &stub, pod, since).await,
         None => UsageReading::Unavailable,
     }
 }
 
 async fn read_prometheus(
-    berth: &EngineContext,
+    context: &EngineContext,
     dcgm: &DcgmClient,
     stub: &StubClient,
     pod: &PodReceiver,
     since: Tick,
 ) -> UsageReading {
     // The log already has the reason of a failed query.
-    let (Ok(samples), Some(own)) = (dcgm.samples().await, pod.borrow().as_ref().map(|pod| pod.name.clone()))
+    let (Ok(samples), Some(pod_name)) =
+        (dcgm.samples().await, pod.borrow().as_ref().map(|pod| pod.name.clone()))
     else {
         return UsageReading::Unavailable;
     };
     let named = stub.accelerators().await;
     let its = |(id, sample): &(&AcceleratorId, &MemorySample)| match &named {
         Ok(named) => named.contains(id),
-        Err(StubClientError::Refused { .. }) => sample.pod.as_ref() == Some(&own),
+        Err(StubClientError::Refused { .. }) => sample.pod.as_ref() == Some(&pod_name),
         Err(_) => false,
     };
-    let (now, settle) = (berth.shared.common.clock.now(), berth.placement.meter_lag);
+    let (now, settle) = (context.shared.common.clock.now(), context.placement.meter_lag);
     let (mut used, mut oldest) = (BTreeMap::new(), now);
     for (id, sample) in samples.used.iter().filter(its) {
-        let doubt = match trusted_usage(sample, Some(since), settle, now) {
+        let untrusted = match trusted_usage(sample, Some(since), settle, now) {
             Ok(bytes) => {
                 used.insert(id.clone(), bytes);
                 oldest = oldest.min(sample.at);
                 continue;
             }
-            Err(doubt) => doubt,
+            Err(untrusted) => untrusted,
         };
-        tracing::debug!(engine = %berth.id, accelerator = %id, reason = %doubt, "memory sample ignored");
-        berth.shared.readings.read_partial(MeterSource::Prometheus);
-        return match doubt {
+        tracing::debug!(engine = %context.id, accelerator = %id, reason = %untrusted, "memory sample ignored");
+        context.shared.readings.read_partial(MeterSource::Prometheus);
+        return match untrusted {
             UntrustedSample::TooEarly { .. } => UsageReading::TooEarly(settle.duration() + dcgm.interval()),
             UntrustedSample::TooOld { .. } => UsageReading::Unavailable,
         };

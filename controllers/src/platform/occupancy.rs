@@ -31,8 +31,8 @@ pub(super) struct AcceleratorOccupancy {
 
 impl OccupancyMap {
     pub(super) fn occupy(self: &Arc<Self>, engine: EngineId, node: Option<String>) -> AcceleratorOccupancy {
-        let tenant = Occupant { node: node.clone(), accelerators: None };
-        self.all().insert(engine.clone(), tenant);
+        let occupant = Occupant { node: node.clone(), accelerators: None };
+        self.all().insert(engine.clone(), occupant);
         AcceleratorOccupancy { occupancy: Arc::clone(self), engine, node }
     }
 
@@ -48,11 +48,11 @@ impl AcceleratorOccupancy {
     /// unknown may have one of them.
     pub(super) fn is_exclusive(&self, accelerators: &BTreeSet<AcceleratorId>, shared: bool) -> bool {
         let mut all = self.occupancy.all();
-        if let Some(own) = all.get_mut(&self.engine) {
-            own.accelerators = Some(accelerators.clone());
+        if let Some(occupant) = all.get_mut(&self.engine) {
+            occupant.accelerators = Some(accelerators.clone());
         }
         all.iter().filter(|(engine, _)| **engine != self.engine).all(|(_, other)| match &other.accelerators {
-            Some(theirs) => theirs.is_disjoint(accelerators),
+            Some(others) => others.is_disjoint(accelerators),
             None => !shared || (other.node.is_some() && self.node.is_some() && other.node != self.node),
         })
     }
@@ -72,8 +72,8 @@ mod tests {
         names.iter().map(|name| AcceleratorId::from(*name)).collect()
     }
 
-    fn enter(tenants: &Arc<OccupancyMap>, model: &str, node: &str) -> AcceleratorOccupancy {
-        tenants.occupy(EngineId::new(model.into(), 0), Some(node.to_owned()))
+    fn enter(occupancy_map: &Arc<OccupancyMap>, model: &str, node: &str) -> AcceleratorOccupancy {
+        occupancy_map.occupy(EngineId::new(model.into(), 0), Some(node.to_owned()))
     }
 
     #[test]

@@ -46,11 +46,11 @@ impl ModelPlacement {
     pub fn of(
         object: &ObjectName,
         served: &ServedModel,
-        settled: &Resolved,
+        resolved: &Resolved,
         sidecar: &Sidecar,
     ) -> Option<Self> {
-        let terms = settled.terms(served);
-        let mut place = Self {
+        let terms = resolved.terms(served);
+        let mut placement = Self {
             owner: ModelRef { object: object.clone(), uid: served.uid.clone().unwrap_or_default() },
             engine: Arc::clone(&served.engine),
             pod_template: served.pods()?.clone(),
@@ -63,8 +63,8 @@ impl ModelPlacement {
             dual_pods: matches!(served.model.hosting, ModelHosting::DualPods(_)),
             template_hash: String::new(),
         };
-        place.template_hash = place.workload(sidecar, 0, 0).template_hash();
-        Some(place)
+        placement.template_hash = placement.workload(sidecar, 0, 0).template_hash();
+        Some(placement)
     }
 
     /// Describes this many Pods, under the leader of this epoch.

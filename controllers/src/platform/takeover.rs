@@ -80,14 +80,14 @@ struct RunningEngine {
     location: Option<ReservationLocation>,
 }
 
-pub(super) async fn take_over(steward: &mut EngineManager) {
-    let shared = Arc::clone(&steward.shared);
+pub(super) async fn take_over(manager: &mut EngineManager) {
+    let shared = Arc::clone(&manager.shared);
     let booked = stamp(&shared).await;
-    steward.send_all_learned().await;
-    let mut runs = find_running(&shared, &booked, steward.pods.values()).await;
+    manager.send_all_learned().await;
+    let mut runs = find_running(&shared, &booked, manager.pods.values()).await;
     for found in &mut runs {
         // An engine that a former leader saw serving has proved itself.
-        found.served = steward.is_published_serving(
+        found.served = manager.is_published_serving(
             &found.placement.owner.object,
             found.engine.replica,
             found.generation,
@@ -95,16 +95,17 @@ pub(super) async fn take_over(steward: &mut EngineManager) {
         found.ready &= found.served;
     }
     for found in runs {
-        adopt(steward, &shared, &booked, found).await;
+        adopt(manager, &shared, &booked, found).await;
     }
-    adopt_externals(steward, &shared).await;
-    end_unadopted(steward, &shared, &booked).await;
+    adopt_externals(manager, &shared).await;
+    end_unadopted(manager, &shared, &booked).await;
 }
 
 /// Writes the epoch into every pool's ledger; returns which engines have a reservation.
 async fn stamp(shared: &Arc<KubernetesContext>) -> Vec<EngineReservation> {
-    let places = shared.placements();
-    let mut pools: BTreeSet<String> = places.values().filter_map(|place| place.pool.clone()).collect();
+    let placements = shared.placements();
+    let mut pools: BTreeSet<String> =
+        placements.values().filter_map(|placement| placement.pool.clone()).collect();
     pools.extend(reserved_pools(shared).await);
     let stamped =
         stream::iter(pools).map(|pool| stamp_one(shared, pool)).buffer_unordered(MAX_CONCURRENT_CHECKS);
@@ -160,33 +161,36 @@ async fn reserved_pools(shared: &Arc<KubernetesContext>) -> BTreeSet<String> {
 
 /// Returns the placement in the pool of the engine's reservation, even if its model now names another.
 fn with_reserved_pool(
-    place: &Arc<ModelPlacement>,
+    placement: &Arc<ModelPlacement>,
     replica: u32,
-    booked: &[EngineReservation],
+    reservations: &[EngineReservation],
 ) -> Arc<ModelPlacement> {
-    let object = &place.owner.object;
-    let own = booked.iter().filter(|entry| entry.model == *object && entry.replica == replica);
-    let pools: Vec<&String> = own.map(|entry| &entry.pool).collect();
+    let object = &placement.owner.object;
+    let own_entries = reservations.iter().filter(|entry| entry.model == *object && entry.replica == replica);
+    let pools: Vec<&String> = own_entries.map(|entry| &entry.pool).collect();
     match pools.first() {
-        Some(pool) if !place.pool.as_ref().is_some_and(|named| pools.contains(&named)) => place.in_pool(pool),
-        _ => Arc::clone(place),
+        Some(pool) if !placement.pool.as_ref().is_some_and(|named| pools.contains(&named)) => {
+            placement.in_pool(pool)
+        }
+        _ => Arc::clone(placement),
     }
 }
 
 async fn find_running(
     shared: &Arc<KubernetesContext>,
-    booked: &[EngineReservation],
+    reservations: &[EngineReservation],
     pods: impl Iterator<Item = &Arc<EnginePod>>,
 ) -> Vec<RunningEngine> {
-    let places = shared.placements();
+    let placements = shared.placements();
     let mut by_pod = Vec::new();
     for pod in pods.filter(|pod| !pod.terminating && !pod.finished) {
-        let place = places.values().find(|place| place.owns(pod));
-        if let (Some(place), Some((replica, generation)), Some(ip)) = (place, pod.engine, pod.address) {
+        let placement = placements.values().find(|placement| placement.owns(pod));
+        if let (Some(placement), Some((replica, generation)), Some(ip)) = (placement, pod.engine, pod.address)
+        {
             let runs = RunningEngine {
-                engine: EngineId::new(place.engine.name.clone(), replica),
+                engine: EngineId::new(placement.engine.name.clone(), replica),
                 generation,
-                placement: with_reserved_pool(place, replica, booked),
+                placement: with_reserved_pool(placement, replica, reservations),
                 pod: Arc::clone(pod),
                 address: SocketAddr::new(ip, PROXY_PORT),
                 ready: false,
@@ -199,11 +203,11 @@ async fn find_running(
     }
     let mut all: BTreeMap<EngineId, RunningEngine> = BTreeMap::new();
     let mut by_pod = stream::iter(by_pod).buffer_unordered(MAX_CONCURRENT_CHECKS);
-    while let Some(runs) = by_pod.next().await {
+    while let Some(running) = by_pod.next().await {
         // One engine cannot have two Pods. If it does, the newer generation counts.
-        let older = all.get(&runs.engine).is_some_and(|known| known.generation > runs.generation);
+        let older = all.get(&running.engine).is_some_and(|known| known.generation > running.generation);
         if !older {
-            all.insert(runs.engine.clone(), runs);
+            all.insert(running.engine.clone(), running);
         }
     }
     all.into_values().collect()
@@ -217,19 +221,19 @@ enum StubCheck {
 }
 
 /// Announces the new leader to the stub, and checks whether the engine serves.
-async fn check_engine(shared: &Arc<KubernetesContext>, mut runs: RunningEngine) -> RunningEngine {
-    let asked = async {
+async fn check_engine(shared: &Arc<KubernetesContext>, mut running: RunningEngine) -> RunningEngine {
+    let check = async {
         let epoch = shared.writer.leadership().ok()?.epoch;
-        let token = shared.sidecar.key.token(&runs.placement.owner);
-        let spi = SocketAddr::new(runs.address.ip(), SPI_PORT);
-        let stub = StubClient::new(spi, Some(token), epoch, runs.generation);
-        let target = SocketAddr::new(runs.address.ip(), runs.placement.pod_template.port);
+        let token = shared.sidecar.key.token(&running.placement.owner);
+        let spi = SocketAddr::new(running.address.ip(), SPI_PORT);
+        let stub = StubClient::new(spi, Some(token), epoch, running.generation);
+        let target = SocketAddr::new(running.address.ip(), running.placement.pod_template.port);
         // The pairing controller sets up a requester's stub.
-        if runs.placement.dual_pods {
+        if running.placement.dual_pods {
             if stub.accelerators().await.is_err_and(|error| error.is_unauthorized()) {
                 return Some(StubCheck::Unauthorized);
             }
-        } else if runs.pod.asleep.is_some() {
+        } else if running.pod.asleep.is_some() {
             // The gate stays closed. The Pod records that the engine sleeps; the engine cannot report how deep.
             let unauthorized = stub.close().await.is_err_and(|error| error.is_unauthorized());
             return unauthorized.then_some(StubCheck::Unauthorized);
@@ -239,57 +243,53 @@ async fn check_engine(shared: &Arc<KubernetesContext>, mut runs: RunningEngine) 
             }
             stub.open().await.ok()?;
         }
-        let (id, model) = (runs.engine.clone(), Arc::clone(&runs.placement.engine));
-        let contact = EngineClient::new(&shared.common, id, runs.generation, runs.address, model);
-        (contact.adapter.health(CHECK_TIMEOUT).await == EngineHealth::Healthy).then_some(StubCheck::Healthy)
+        let (id, model) = (running.engine.clone(), Arc::clone(&running.placement.engine));
+        let client = EngineClient::new(&shared.common, id, running.generation, running.address, model);
+        (client.adapter.health(CHECK_TIMEOUT).await == EngineHealth::Healthy).then_some(StubCheck::Healthy)
     };
-    let (ready, spot) = tokio::join!(
-        time::timeout(CHECK_TIMEOUT, asked),
-        time::timeout(CHECK_TIMEOUT, locate(shared, &runs))
+    let (ready, location) = tokio::join!(
+        time::timeout(CHECK_TIMEOUT, check),
+        time::timeout(CHECK_TIMEOUT, locate(shared, &running))
     );
-    let asked = ready.ok().flatten();
-    (runs.ready, runs.unauthorized) =
-        (asked == Some(StubCheck::Healthy), asked == Some(StubCheck::Unauthorized));
-    runs.location = spot.ok().flatten();
-    runs
+    let check = ready.ok().flatten();
+    (running.ready, running.unauthorized) =
+        (check == Some(StubCheck::Healthy), check == Some(StubCheck::Unauthorized));
+    running.location = location.ok().flatten();
+    running
 }
 
-async fn locate(shared: &Arc<KubernetesContext>, runs: &RunningEngine) -> Option<ReservationLocation> {
+async fn locate(shared: &Arc<KubernetesContext>, running: &RunningEngine) -> Option<ReservationLocation> {
     let epoch = shared.writer.leadership().ok()?.epoch;
-    let token = shared.sidecar.key.token(&runs.placement.owner);
-    let stub =
-        StubClient::new(SocketAddr::new(runs.address.ip(), SPI_PORT), Some(token), epoch, runs.generation);
-    Some(engine_steps::location(&stub, runs.pod.node.clone()?).await)
+    let token = shared.sidecar.key.token(&running.placement.owner);
+    let stub = StubClient::new(
+        SocketAddr::new(running.address.ip(), SPI_PORT),
+        Some(token),
+        epoch,
+        running.generation,
+    );
+    Some(engine_steps::location(&stub, running.pod.node.clone()?).await)
 }
 
 async fn adopt(
-    steward: &mut EngineManager,
+    manager: &mut EngineManager,
     shared: &Arc<KubernetesContext>,
-    booked: &[EngineReservation],
-    found: RunningEngine,
+    reservations: &[EngineReservation],
+    running: RunningEngine,
 ) {
-    let RunningEngine {
-        engine,
-        generation,
-        placement: place,
-        pod,
-        address,
-        ready,
-        served,
-        unauthorized: stranger,
-        location: spot,
-    } = found;
+    let RunningEngine { engine, generation, placement, pod, address, ready, served, unauthorized, location } =
+        running;
     // The Pod records the order to sleep before it is sent, and the ledger that the engine sleeps. In between it may be
     // awake.
-    let own =
-        |entry: &&EngineReservation| entry.model == place.owner.object && entry.replica == engine.replica;
-    let sleeps = place.pool.is_none() || booked.iter().find(own).is_some_and(|entry| entry.asleep);
-    if stranger {
+    let is_own =
+        |entry: &&EngineReservation| entry.model == placement.owner.object && entry.replica == engine.replica;
+    let sleeps =
+        placement.pool.is_none() || reservations.iter().find(is_own).is_some_and(|entry| entry.asleep);
+    if unauthorized {
         tracing::warn!(%engine, pod = %pod.name, "replacing the engine: its stub was started with another key");
-        return steward.stop_unadopted(&place, engine.replica, generation, Some(pod)).await;
+        return manager.stop_unadopted(&placement, engine.replica, generation, Some(pod)).await;
     }
     tracing::info!(%engine, pod = %pod.name, ready, "engine adopted");
-    let accelerators = place.pool.iter().map(|pool| pool.as_str().into()).collect();
+    let accelerators = placement.pool.iter().map(|pool| pool.as_str().into()).collect();
     let event = Event::Adopted {
         engine: engine.clone(),
         generation,
@@ -299,21 +299,23 @@ async fn adopt(
             asleep: pod.asleep,
             ready: if pod.asleep.is_some() { sleeps } else { ready },
             fingerprint: pod.fingerprint,
-            last_lease_end: steward.last_request(&place.owner.object).max(pod.created),
+            last_lease_end: manager.last_request(&placement.owner.object).max(pod.created),
             started: pod.created,
         },
     };
-    if let (Some(wanted), Some(pool)) = (place.reservation_request(engine.replica), place.pool.clone()) {
+    if let (Some(request), Some(pool)) =
+        (placement.reservation_request(engine.replica), placement.pool.clone())
+    {
         // The engine runs, whatever is reserved.
-        let clerk = steward.ledger_writer(&pool);
-        clerk.send(LedgerChange::Adopt { request: wanted, location: spot }).unwrap_or_default();
+        let ledger_writer = manager.ledger_writer(&pool);
+        ledger_writer.send(LedgerChange::Adopt { request, location }).unwrap_or_default();
         if let Some(level) = pod.asleep.filter(|_| sleeps) {
-            let (model, keeps) = (place.owner.object.clone(), place.sleeping_memory(level));
+            let (model, keeps) = (placement.owner.object.clone(), placement.sleeping_memory(level));
             let entry = LedgerChange::MarkAsleep { model, replica: engine.replica, sleeping_memory: keeps };
-            clerk.send(entry).unwrap_or_default();
+            ledger_writer.send(entry).unwrap_or_default();
         }
     }
-    shared.status_inputs.set_pod(&engine, generation, &pod.name.name, &place.variant.name);
+    shared.status_inputs.set_pod(&engine, generation, &pod.name.name, &placement.variant.name);
     shared.common.send_event(event).await;
     let start = match (pod.asleep, ready, served) {
         (Some(_), ..) if sleeps => EngineTaskStart::Asleep,
@@ -322,16 +324,18 @@ async fn adopt(
         (None, false, true) => EngineTaskStart::Unconfirmed,
         (None, false, false) => EngineTaskStart::Starting,
     };
-    steward.start_task(engine, generation, place, Some(pod), start);
+    manager.start_task(engine, generation, placement, Some(pod), start);
 }
 
 /// Adopts backends that the former leader saw serving.
-async fn adopt_externals(steward: &mut EngineManager, shared: &Arc<KubernetesContext>) {
+async fn adopt_externals(manager: &mut EngineManager, shared: &Arc<KubernetesContext>) {
     let externals = shared.externals();
     for (model, external) in externals.iter() {
-        let said = steward.published.values().find(|said| said.model == *model);
-        let awake = said.and_then(|said| {
-            said.engines
+        let published_model =
+            manager.published.values().find(|published_model| published_model.model == *model);
+        let awake = published_model.and_then(|published_model| {
+            published_model
+                .engines
                 .iter()
                 .find(|status| status.state == EngineState::Awake && status.replica == 0)
                 .cloned()
@@ -354,37 +358,42 @@ async fn adopt_externals(steward: &mut EngineManager, shared: &Arc<KubernetesCon
             started: status.since.as_ref().map(tick).unwrap_or_default(),
         };
         shared.common.send_event(Event::Adopted { engine: engine.clone(), generation, found }).await;
-        steward.start_external(engine, generation, Arc::clone(external), Some(address));
+        manager.start_external(engine, generation, Arc::clone(external), Some(address));
     }
 }
 
 /// Ends what belongs to no adopted engine: Pods that leave or are unbound, and reservations.
 async fn end_unadopted(
-    steward: &mut EngineManager,
+    manager: &mut EngineManager,
     shared: &Arc<KubernetesContext>,
-    booked: &[EngineReservation],
+    reservations: &[EngineReservation],
 ) {
-    let places = shared.placements();
-    let leaving =
-        steward.pods.values().filter(|pod| pod.terminating || pod.finished).cloned().collect::<Vec<_>>();
-    for pod in leaving {
-        let Some(place) = places.values().find(|place| place.owns(&pod)) else { continue };
+    let placements = shared.placements();
+    let leaving_pods =
+        manager.pods.values().filter(|pod| pod.terminating || pod.finished).cloned().collect::<Vec<_>>();
+    for pod in leaving_pods {
+        let Some(placement) = placements.values().find(|placement| placement.owns(&pod)) else { continue };
         if let Some((replica, generation)) = pod.engine {
-            steward
-                .stop_unadopted(&with_reserved_pool(place, replica, booked), replica, generation, Some(pod))
+            manager
+                .stop_unadopted(
+                    &with_reserved_pool(placement, replica, reservations),
+                    replica,
+                    generation,
+                    Some(pod),
+                )
                 .await;
         }
     }
-    for entry in booked {
+    for entry in reservations {
         let EngineReservation { pool, model, replica, .. } = entry;
-        if let Some(place) = places.values().find(|place| place.owner.object == *model) {
-            let home = with_reserved_pool(place, *replica, booked);
-            if home.pool.as_ref() == Some(pool) {
-                steward.stop_unadopted(&home, *replica, Generation(0), None).await;
+        if let Some(placement) = placements.values().find(|placement| placement.owner.object == *model) {
+            let reserved_placement = with_reserved_pool(placement, *replica, reservations);
+            if reserved_placement.pool.as_ref() == Some(pool) {
+                manager.stop_unadopted(&reserved_placement, *replica, Generation(0), None).await;
             } else {
                 // An engine is in one pool only: nothing of it is left in this pool.
                 let entry = LedgerChange::Release { model: model.clone(), replica: *replica, done: None };
-                steward.ledger_writer(pool).send(entry).unwrap_or_default();
+                manager.ledger_writer(pool).send(entry).unwrap_or_default();
             }
             continue;
         }
@@ -392,14 +401,15 @@ async fn end_unadopted(
             // Its Pods are not visible, so assume that they hold their reservations.
             continue;
         }
-        steward.orphans.push(entry.clone());
+        manager.orphans.push(entry.clone());
     }
-    steward.scale_down_orphans();
-    steward.release_orphans();
+    manager.scale_down_orphans();
+    manager.release_orphans();
     // Writing a Deployment's replica count gives up its unknown Pods.
-    for pod in steward.pods.values().cloned().collect::<Vec<_>>() {
-        if let Some(place) = places.values().find(|place| place.owns(&pod)) {
-            steward.update_replicas(&place.deployment_of(&pod.template_hash), Some(Arc::clone(place)));
+    for pod in manager.pods.values().cloned().collect::<Vec<_>>() {
+        if let Some(placement) = placements.values().find(|placement| placement.owns(&pod)) {
+            manager
+                .update_replicas(&placement.deployment_of(&pod.template_hash), Some(Arc::clone(placement)));
         }
     }
 }

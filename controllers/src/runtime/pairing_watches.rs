@@ -29,15 +29,15 @@ const KIND_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 pub(super) fn watch(
     client: &Client,
     namespaces: &[Option<String>],
-    own: &str,
+    own_namespace: &str,
     awaited: &InitialLists,
     tasks: &mut JoinSet<()>,
 ) -> PairingWatches {
-    let (told, pods) = mpsc::channel(WATCH_QUEUE_CAPACITY);
+    let (tx, pods) = mpsc::channel(WATCH_QUEUE_CAPACITY);
     for watched in pod_watches(client, namespaces) {
-        tasks.spawn(follow(watched, told.clone(), awaited.clone(), |change| change));
+        tasks.spawn(follow(watched, tx.clone(), awaited.clone(), |change| change));
     }
-    let (told, nodes) = mpsc::channel(WATCH_QUEUE_CAPACITY);
+    let (tx, nodes) = mpsc::channel(WATCH_QUEUE_CAPACITY);
     let all = WatchTarget {
         api: Api::all(client.clone()),
         namespace: None,
@@ -45,16 +45,16 @@ pub(super) fn watch(
         fields: None,
         slim: slim_node,
     };
-    tasks.spawn(follow(all, told, InitialLists::default(), |change: Delta<Node>| change));
-    let (told, map) = mpsc::channel(1);
+    tasks.spawn(follow(all, tx, InitialLists::default(), |change: Delta<Node>| change));
+    let (tx, map) = mpsc::channel(1);
     let maps = WatchTarget {
-        api: model_controller::namespaced(client, Some(own)),
-        namespace: Some(own.to_owned()),
+        api: model_controller::namespaced(client, Some(own_namespace)),
+        namespace: Some(own_namespace.to_owned()),
         labels: None,
         fields: Some(format!("metadata.name={GPU_MAP}")),
         slim: |_| {},
     };
-    tasks.spawn(follow(maps, told, InitialLists::default(), |change| change));
+    tasks.spawn(follow(maps, tx, InitialLists::default(), |change| change));
     let engines = watch_fma_objects(client, namespaces, awaited, tasks);
     let launchers = watch_fma_objects(client, namespaces, awaited, tasks);
     let policies = watch_fma_objects(client, namespaces, awaited, tasks);
@@ -86,7 +86,7 @@ where
         + Send
         + 'static,
 {
-    let (told, changes) = mpsc::channel(WATCH_QUEUE_CAPACITY);
+    let (tx, changes) = mpsc::channel(WATCH_QUEUE_CAPACITY);
     for namespace in namespaces.iter().collect::<BTreeSet<_>>() {
         let watched = WatchTarget {
             api: model_controller::namespaced(client, namespace.as_deref()),
@@ -95,10 +95,10 @@ where
             fields: None,
             slim: |object: &mut K| object.meta_mut().managed_fields = None,
         };
-        let (client, told, awaited) = (client.clone(), told.clone(), awaited.clone());
+        let (client, tx, awaited) = (client.clone(), tx.clone(), awaited.clone());
         tasks.spawn(async move {
             wait_for_kind(&client, &K::plural(&())).await;
-            follow(watched, told, awaited, |change| change).await;
+            follow(watched, tx, awaited, |change| change).await;
         });
     }
     changes

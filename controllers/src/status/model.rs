@@ -62,32 +62,32 @@ pub enum ModelWaitReason {
 /// Computes the wanted status. Unknown values stay as they are stored.
 #[must_use]
 pub fn model_status(
-    seen: ResolvedModel<'_>,
+    model: ResolvedModel<'_>,
     facts: &ModelFacts,
     stored: Option<&InferenceModelStatus>,
     now: Tick,
 ) -> InferenceModelStatus {
     let nothing = InferenceModelStatus::default();
     let stored = stored.unwrap_or(&nothing);
-    let state = readiness(seen, facts);
-    let generation = match seen {
+    let state = readiness(model, facts);
+    let generation = match model {
         ResolvedModel::Served(served) => served.generation,
         ResolvedModel::Rejected(rejected) => rejected.generation,
     };
-    let declared = match seen {
+    let declared = match model {
         ResolvedModel::Served(served) => declared(served),
         ResolvedModel::Rejected(_) => None,
     };
     let peak = peak(facts, stored);
     let used = declared.zip(peak).and_then(|(declared, peak)| usage(declared, peak));
-    let engines = engines(seen, facts);
+    let engines = engines(model, facts);
     let learned = facts.learned.clone().or_else(|| stored.learned.clone());
     let last_request = facts.last_request.max(stored.last_request_time.as_ref().map(tick));
     InferenceModelStatus {
         observed_generation: generation,
         ready: state.ready,
         replicas: u32::try_from(facts.engines.len()).unwrap_or(u32::MAX),
-        variants: variants(seen, &engines, facts.desired, &stored.variants, now),
+        variants: variants(model, &engines, facts.desired, &stored.variants, now),
         engines,
         declared_memory: declared.map(Quantity::from),
         observed_peak_memory: peak.map(Quantity::from),
@@ -96,7 +96,7 @@ pub fn model_status(
         last_observation: facts.observed.max(stored.last_observation.as_ref().map(tick)).map(time),
         learned: learned.map(|learned| LearnedStatus { peak: peak.map(Quantity::from), ..learned }),
         last_request_time: last_request.map(time),
-        conditions: conditions(seen, &state, generation, &stored.conditions, now),
+        conditions: conditions(model, &state, generation, &stored.conditions, now),
     }
 }
 
@@ -106,34 +106,34 @@ pub fn model_status(
 #[must_use]
 pub fn model_differs(
     stored: Option<&InferenceModelStatus>,
-    wanted: &InferenceModelStatus,
+    desired: &InferenceModelStatus,
     patience: Millis,
 ) -> bool {
     let Some(stored) = stored else {
         return true;
     };
     let requested = |status: &InferenceModelStatus| status.last_request_time.as_ref().map(tick);
-    let soon = match (requested(stored), requested(wanted)) {
+    let soon = match (requested(stored), requested(desired)) {
         (Some(Tick(before)), Some(Tick(after))) => after.saturating_sub(before) < patience.0,
         (before, after) => before == after,
     };
-    let told = InferenceModelStatus {
+    let expected = InferenceModelStatus {
         last_observation: stored.last_observation.clone(),
         last_request_time: stored.last_request_time.clone(),
-        ..wanted.clone()
+        ..desired.clone()
     };
-    !soon || told != *stored
+    !soon || expected != *stored
 }
 
 /// Returns the highest known peak, or the stored peak if the new one is hardly higher.
 fn peak(facts: &ModelFacts, stored: &InferenceModelStatus) -> Option<Bytes> {
     let written = stored.observed_peak_memory.as_ref().and_then(|written| written.bytes().ok());
-    let worth = |seen: Bytes, before: Bytes| {
-        u128::from(seen.0) * 100 >= u128::from(before.0) * (100 + PEAK_STEP_PERCENT)
+    let worth = |observed: Bytes, before: Bytes| {
+        u128::from(observed.0) * 100 >= u128::from(before.0) * (100 + PEAK_STEP_PERCENT)
     };
     match (facts.peak, written) {
-        (Some(seen), Some(before)) if !worth(seen, before) => written,
-        (seen, written) => seen.or(written),
+        (Some(observed), Some(before)) if !worth(observed, before) => written,
+        (observed, written) => observed.or(written),
     }
 }
 
@@ -151,9 +151,9 @@ fn declared(served: &ServedModel) -> Option<Bytes> {
 }
 
 /// Assigns engines without a known variant, which have no Pod yet, to the variant that runs now.
-fn engines(seen: ResolvedModel<'_>, facts: &ModelFacts) -> Vec<EngineStatus> {
+fn engines(model: ResolvedModel<'_>, facts: &ModelFacts) -> Vec<EngineStatus> {
     let mut engines = facts.engines.clone();
-    if let ResolvedModel::Served(served) = seen
+    if let ResolvedModel::Served(served) = model
         && let Some(now) = served.variant()
     {
         let known = |name: &String| served.model.variants.iter().any(|variant| variant.name == *name);
@@ -165,13 +165,13 @@ fn engines(seen: ResolvedModel<'_>, facts: &ModelFacts) -> Vec<EngineStatus> {
 }
 
 fn variants(
-    seen: ResolvedModel<'_>,
+    model: ResolvedModel<'_>,
     engines: &[EngineStatus],
     wanted: u32,
     stored: &[VariantStatus],
     now: Tick,
 ) -> Vec<VariantStatus> {
-    let ResolvedModel::Served(served) = seen else {
+    let ResolvedModel::Served(served) = model else {
         return Vec::new();
     };
     let status = |(index, variant): (usize, &crate::convert::ModelVariant)| {
@@ -190,13 +190,13 @@ fn variants(
 }
 
 fn conditions(
-    seen: ResolvedModel<'_>,
+    model: ResolvedModel<'_>,
     state: &ModelReadiness,
     generation: Option<i64>,
     before: &[Condition],
     now: Tick,
 ) -> Vec<Condition> {
-    let accepted = match seen {
+    let accepted = match model {
         ResolvedModel::Rejected(rejected) => accepted(Some(&rejected.rejections), generation, before, now),
         ResolvedModel::Served(served) if served.notes.is_empty() => accepted(None, generation, before, now),
         ResolvedModel::Served(served) => {
@@ -228,8 +228,8 @@ impl ModelReadiness {
 }
 
 /// Derives readiness from the best engine state, then from the most severe reason to wait.
-fn readiness(seen: ResolvedModel<'_>, facts: &ModelFacts) -> ModelReadiness {
-    let served = match seen {
+fn readiness(model: ResolvedModel<'_>, facts: &ModelFacts) -> ModelReadiness {
+    let served = match model {
         ResolvedModel::Served(served) => served,
         ResolvedModel::Rejected(rejected) => {
             return ModelReadiness::unavailable(
@@ -253,8 +253,8 @@ fn readiness(seen: ResolvedModel<'_>, facts: &ModelFacts) -> ModelReadiness {
     if let Some(engines) = count(&[EngineState::Launching, EngineState::Loading]) {
         if external {
             // Rouse does not start an external backend, so a backend that does not answer is unavailable.
-            let why = facts.last_failure.as_deref().unwrap_or("the backend has not answered yet");
-            return ModelReadiness::unavailable("Deploying", why);
+            let reason = facts.last_failure.as_deref().unwrap_or("the backend has not answered yet");
+            return ModelReadiness::unavailable("Deploying", reason);
         }
         return ModelReadiness::available("Deploying", format!("starting: {engines}"));
     }
@@ -271,8 +271,8 @@ fn readiness(seen: ResolvedModel<'_>, facts: &ModelFacts) -> ModelReadiness {
     };
     if let Some(engines) = count(&[EngineState::Failing, EngineState::Backoff]) {
         let why = why.map_or_else(|| format!("failed: {engines}"), str::to_owned);
-        let trouble = facts.last_failure.iter().map(|trouble| format!("; {trouble}"));
-        return ModelReadiness::unavailable("Failed", why + &trouble.collect::<String>());
+        let failure = facts.last_failure.iter().map(|failure| format!("; {failure}"));
+        return ModelReadiness::unavailable("Failed", why + &failure.collect::<String>());
     }
     if let Some(why) = &served.blocked_by {
         return ModelReadiness::unavailable("PoolNotReady", why);

@@ -25,30 +25,30 @@ use crate::{
 /// Computes the wanted status; without accelerators if another program lists them.
 #[must_use]
 pub fn node_status(
-    place: &ResolvedNode,
+    resolved_node: &ResolvedNode,
     reservations: &[&Reservation],
     generation: Option<i64>,
     stored: &AcceleratorNodeStatus,
     now: Tick,
 ) -> AcceleratorNodeStatus {
     let before = stored.conditions.as_slice();
-    let listed = u32::try_from(place.capacities.by_uuid.len()).unwrap_or(u32::MAX);
+    let listed = u32::try_from(resolved_node.capacities.by_uuid.len()).unwrap_or(u32::MAX);
     let accelerators = if is_listed_externally(stored) {
         Vec::new()
     } else {
-        reported_accelerators(place, reservations, stored)
+        reported_accelerators(resolved_node, reservations, stored)
     };
     let reserved: Bytes = reservations.iter().map(|reservation| reservation.sum()).sum();
     AcceleratorNodeStatus {
-        count: listed.max(place.accelerators),
-        healthy: place.accelerators,
-        kind: place.kind.clone(),
-        total: place.total.map(Quantity::from),
+        count: listed.max(resolved_node.accelerators),
+        healthy: resolved_node.accelerators,
+        kind: resolved_node.kind.clone(),
+        total: resolved_node.total.map(Quantity::from),
         reserved: Some(Quantity::from(reserved)),
         partial: !accelerators.is_empty(),
         accelerators,
         reservations: reservations.iter().map(|reservation| copy(reservation)).collect(),
-        conditions: vec![node_condition(Some(place), generation, before, now)],
+        conditions: vec![node_condition(Some(resolved_node), generation, before, now)],
     }
 }
 
@@ -62,42 +62,43 @@ const fn is_listed_externally(stored: &AcceleratorNodeStatus) -> bool {
 /// If the node offers fewer accelerators than are listed, only those that Pods have stay: nothing shows which of the
 /// others disappeared. A node that offers none is no evidence, since it appears so while its device plugin restarts.
 fn reported_accelerators(
-    place: &ResolvedNode,
+    resolved_node: &ResolvedNode,
     reservations: &[&Reservation],
     stored: &AcceleratorNodeStatus,
 ) -> Vec<NodeAccelerator> {
-    let held = reservations.iter().flat_map(|reservation| &reservation.accelerators);
-    let held: BTreeSet<&str> = held.map(AcceleratorId::as_str).collect();
+    let reserved = reservations.iter().flat_map(|reservation| &reservation.accelerators);
+    let reserved: BTreeSet<&str> = reserved.map(AcceleratorId::as_str).collect();
     let mut listed = stored.accelerators.clone();
     // Without the label for it, listed accelerators keep their capacity, and new ones have no known capacity.
-    if let Some(each) = place.capacities.unlisted_each {
-        let known: BTreeSet<&str> = stored.accelerators.iter().map(|own| own.uuid.as_str()).collect();
-        listed.iter_mut().for_each(|own| own.capacity = each.into());
-        listed.extend(held.difference(&known).map(|uuid| NodeAccelerator {
+    if let Some(each) = resolved_node.capacities.unlisted_each {
+        let known: BTreeSet<&str> =
+            stored.accelerators.iter().map(|accelerator| accelerator.uuid.as_str()).collect();
+        listed.iter_mut().for_each(|accelerator| accelerator.capacity = each.into());
+        listed.extend(reserved.difference(&known).map(|uuid| NodeAccelerator {
             uuid: (*uuid).to_owned(),
             capacity: each.into(),
             healthy: true,
             last_sleep: None,
         }));
     }
-    let offered = place.accelerators as usize;
+    let offered = resolved_node.accelerators as usize;
     if (1..listed.len()).contains(&offered) {
-        listed.retain(|own| held.contains(own.uuid.as_str()));
+        listed.retain(|accelerator| reserved.contains(accelerator.uuid.as_str()));
     }
-    for own in &mut listed {
-        own.healthy = offered > 0 || held.contains(own.uuid.as_str());
+    for accelerator in &mut listed {
+        accelerator.healthy = offered > 0 || reserved.contains(accelerator.uuid.as_str());
     }
     listed
 }
 
 /// Whether the status is worth a write. Ignores differences in another program's list.
 #[must_use]
-pub fn node_differs(stored: &AcceleratorNodeStatus, wanted: &AcceleratorNodeStatus) -> bool {
+pub fn node_differs(stored: &AcceleratorNodeStatus, desired: &AcceleratorNodeStatus) -> bool {
     if is_listed_externally(stored) {
         return *stored
-            != AcceleratorNodeStatus { accelerators: stored.accelerators.clone(), ..wanted.clone() };
+            != AcceleratorNodeStatus { accelerators: stored.accelerators.clone(), ..desired.clone() };
     }
-    stored != wanted
+    stored != desired
 }
 
 fn copy(reservation: &Reservation) -> NodeReservation {
@@ -112,27 +113,28 @@ fn copy(reservation: &Reservation) -> NodeReservation {
     }
 }
 
-/// Returns the condition Ready of the node's object. `place` is `None` if the node is in no pool or does not exist.
+/// Returns the condition Ready of the node's object. `resolved_node` is `None` if the node is in no pool or does not exist.
 #[must_use]
 pub fn node_condition(
-    place: Option<&ResolvedNode>,
+    resolved_node: Option<&ResolvedNode>,
     generation: Option<i64>,
     before: &[Condition],
     now: Tick,
 ) -> Condition {
-    let doubt = place.and_then(|place| place.warning.as_deref());
-    let said =
-        |text: &str| doubt.map_or_else(|| text.to_owned(), |doubt| format!("{text}. Not counted: {doubt}"));
-    let (ready, reason, message) = match place {
+    let warning = resolved_node.and_then(|node| node.warning.as_deref());
+    let with_warning = |text: &str| {
+        warning.map_or_else(|| text.to_owned(), |warning| format!("{text}. Not counted: {warning}"))
+    };
+    let (ready, reason, message) = match resolved_node {
         Some(ResolvedNode { pool: Some(pool), accelerators, .. }) if *accelerators > 0 => (
             true,
             "Ready",
-            said(&format!("{} for the pool '{pool}'", pluralize(accelerators, "accelerator"))),
+            with_warning(&format!("{} for the pool '{pool}'", pluralize(accelerators, "accelerator"))),
         ),
         Some(ResolvedNode { pool: Some(_), .. }) => {
-            (false, "NoAccelerators", said("the node has no memory to grant"))
+            (false, "NoAccelerators", with_warning("the node has no memory to grant"))
         }
-        _ => (false, "NoPool", said("the node is in no AcceleratorPool")),
+        _ => (false, "NoPool", with_warning("the node is in no AcceleratorPool")),
     };
     condition(READY, ready, reason, &message, generation, before, now)
 }
@@ -166,8 +168,8 @@ mod tests {
 
     /// A node that offers this many accelerators, each with capacity `each` if its label has one.
     fn offers(accelerators: u32, each: Option<Bytes>) -> ResolvedNode {
-        let room = AcceleratorCapacities { unlisted_each: each, ..AcceleratorCapacities::default() };
-        ResolvedNode { pool: Some("p".into()), accelerators, capacities: room, ..ResolvedNode::default() }
+        let capacities = AcceleratorCapacities { unlisted_each: each, ..AcceleratorCapacities::default() };
+        ResolvedNode { pool: Some("p".into()), accelerators, capacities, ..ResolvedNode::default() }
     }
 
     #[test]

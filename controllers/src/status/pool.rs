@@ -18,7 +18,7 @@ pub fn pool_status(
 ) -> AcceleratorPoolStatus {
     let before = stored.map(|status| status.conditions.as_slice()).unwrap_or_default();
     let (ready, reason, message) = match &pool.problem {
-        Some(trouble) => (false, trouble.reason(), trouble.to_string()),
+        Some(problem) => (false, problem.reason(), problem.to_string()),
         None => (true, "Ready", capacity_summary(pool)),
     };
     let ledger = stored.map(|status| status.ledger.clone()).unwrap_or_default();
@@ -37,12 +37,12 @@ pub fn pool_status(
 
 /// Whether the status is worth a write. Ignores the ledger and its sums, which reservations write.
 #[must_use]
-pub fn pool_differs(stored: Option<&AcceleratorPoolStatus>, wanted: &AcceleratorPoolStatus) -> bool {
-    let own = |status: &AcceleratorPoolStatus| {
+pub fn pool_differs(stored: Option<&AcceleratorPoolStatus>, desired: &AcceleratorPoolStatus) -> bool {
+    let owned_fields = |status: &AcceleratorPoolStatus| {
         let AcceleratorPoolStatus { observed_generation, nodes, accelerators, .. } = *status;
         (observed_generation, nodes, accelerators, status.total.clone(), status.conditions.clone())
     };
-    stored.is_none_or(|stored| own(stored) != own(wanted))
+    stored.is_none_or(|stored| owned_fields(stored) != owned_fields(desired))
 }
 
 fn capacity_summary(pool: &ResolvedPool) -> String {

@@ -49,11 +49,11 @@ fn model() -> Value {
     json!({"modelName": "m", "memory": "80Gi", "containerImage": "vllm:1", "accelerators": 2})
 }
 
-fn seen(settled: &Resolved) -> ResolvedModel<'_> {
+fn seen(resolved: &Resolved) -> ResolvedModel<'_> {
     let object = ObjectName::new("chat", "m");
-    match settled.served.get(&object) {
+    match resolved.served.get(&object) {
         Some(served) => ResolvedModel::Served(served),
-        None => ResolvedModel::Rejected(&settled.rejected[&object]),
+        None => ResolvedModel::Rejected(&resolved.rejected[&object]),
     }
 }
 
@@ -88,7 +88,7 @@ fn the_conditions_say_what_the_engines_are_in() {
     use EngineState::{
         Asleep, Awake, Backoff, Draining, FallingAsleep, Launching, Loading, Stopping, Waking,
     };
-    let settled = settled(pool(), model());
+    let resolved = settled(pool(), model());
     for (states, ready, available, reason) in [
         (&[][..], false, true, "ScaledToZero"),
         (&[Launching], false, true, "Deploying"),
@@ -103,7 +103,7 @@ fn the_conditions_say_what_the_engines_are_in() {
     ] {
         let engines = (0..).zip(states).map(|(n, state)| engine(n, *state)).collect();
         let facts = ModelFacts { engines, ..ModelFacts::default() };
-        let (is_ready, is_available, found, text) = told(&settled, &facts);
+        let (is_ready, is_available, found, text) = told(&resolved, &facts);
         assert_eq!(
             (is_ready, is_available, found.as_str()),
             (ready, available, reason),
@@ -148,32 +148,32 @@ fn who_waits_says_what_for() {
 #[test]
 fn a_backend_that_is_not_found_is_not_available_and_the_resolver_says_why() {
     let external = json!({"modelName": "m", "mode": "external", "backendUrl": "http://vllm:8000"});
-    let settled = settled(pool(), external);
+    let resolved = settled(pool(), external);
     let starting = ModelFacts { engines: vec![engine(0, EngineState::Launching)], ..ModelFacts::default() };
-    let (ready, available, reason, text) = told(&settled, &starting);
+    let (ready, available, reason, text) = told(&resolved, &starting);
     assert_eq!((ready, available, reason.as_str()), (false, false, "Deploying"));
     assert_eq!(text, "the backend has not answered yet");
     let why = "cannot resolve the backend's name 'vllm': Name or service not known".to_owned();
     let lost = ModelFacts { last_failure: Some(why.clone()), ..starting };
-    assert_eq!(told(&settled, &lost), (false, false, "Deploying".into(), why));
+    assert_eq!(told(&resolved, &lost), (false, false, "Deploying".into(), why));
 }
 
 #[test]
 fn what_can_never_start_and_what_did_not_start_are_not_scaled_to_zero() {
-    let settled = settled(pool(), model());
+    let resolved = settled(pool(), model());
     let misfit = ModelFacts { unplaceable: Some("it needs 400Gi".into()), ..ModelFacts::default() };
-    assert_eq!(told(&settled, &misfit), (false, false, "Unplaceable".into(), "it needs 400Gi".into()));
+    assert_eq!(told(&resolved, &misfit), (false, false, "Unplaceable".into(), "it needs 400Gi".into()));
     let failed = ModelFacts {
         last_outcome: Some("last start failed at 10:00:00.000: exit status 1 (exited:1)".into()),
         start_failed: true,
         ..ModelFacts::default()
     };
-    let (_, available, reason, text) = told(&settled, &failed);
+    let (_, available, reason, text) = told(&resolved, &failed);
     assert_eq!((available, reason.as_str()), (false, "Failed"), "{text}");
     assert!(text.contains("exit status 1"), "{text}");
     let evicted =
         ModelFacts { last_outcome: Some("evicted at 10:00:00.000 for b".into()), ..ModelFacts::default() };
-    let (_, available, reason, text) = told(&settled, &evicted);
+    let (_, available, reason, text) = told(&resolved, &evicted);
     assert_eq!((available, reason.as_str()), (true, "ScaledToZero"));
     assert!(text.contains("evicted at 10:00:00.000 for b"), "{text}");
 }
@@ -197,7 +197,7 @@ fn a_status_has_what_is_declared_observed_and_noted() {
     let variants = json!([{"name": "a", "memory": "40Gi"}, {"name": "b", "cost": 99}]);
     let mut spec = model();
     spec["variants"] = variants;
-    let settled = settled(pool(), spec);
+    let resolved = settled(pool(), spec);
     let facts = ModelFacts {
         // The second engine has no Pod yet, so its variant is unknown.
         engines: vec![
@@ -210,7 +210,7 @@ fn a_status_has_what_is_declared_observed_and_noted() {
         last_request: Some(NOW),
         ..ModelFacts::default()
     };
-    let status = model_status(seen(&settled), &facts, None, NOW);
+    let status = model_status(seen(&resolved), &facts, None, NOW);
     assert_eq!(status.declared_memory.unwrap().as_str(), "40Gi", "of one accelerator");
     assert_eq!(status.observed_peak_memory.unwrap().as_str(), "30Gi");
     assert_eq!(status.utilization_percent, Some(75));
@@ -231,7 +231,7 @@ fn a_status_has_what_is_declared_observed_and_noted() {
 
 #[test]
 fn moments_change_with_what_they_are_of_and_only_that_is_written() {
-    let settled = settled(pool(), model());
+    let resolved = settled(pool(), model());
     let patience = Millis::secs(60);
     let of = |state, stored: Option<&InferenceModelStatus>, now| {
         let facts = ModelFacts {
@@ -241,7 +241,7 @@ fn moments_change_with_what_they_are_of_and_only_that_is_written() {
             last_request: Some(now),
             ..ModelFacts::default()
         };
-        model_status(seen(&settled), &facts, stored, now)
+        model_status(seen(&resolved), &facts, stored, now)
     };
     let first = of(EngineState::Asleep, None, NOW);
     assert!(model_differs(None, &first, patience));
@@ -260,13 +260,13 @@ fn moments_change_with_what_they_are_of_and_only_that_is_written() {
     }
     assert_eq!(awake.variants[0].decided, Some(time(NOW)), "nothing was decided anew");
     // A gateway that has just started has seen no request: the stored time is later.
-    let restarted = model_status(seen(&settled), &ModelFacts::default(), Some(&awake), LATER);
+    let restarted = model_status(seen(&resolved), &ModelFacts::default(), Some(&awake), LATER);
     assert_eq!(restarted.last_request_time, Some(time(LATER)));
 }
 
 #[test]
 fn a_peak_is_kept_and_written_again_once_it_is_a_hundredth_higher() {
-    let settled = settled(pool(), model());
+    let resolved = settled(pool(), model());
     let learned = |bytes: Bytes| LearnedStatus {
         peak: Some(bytes.into()),
         start_millis: Some(7),
@@ -275,7 +275,7 @@ fn a_peak_is_kept_and_written_again_once_it_is_a_hundredth_higher() {
     let of = |peak: Option<Bytes>, stored: Option<&InferenceModelStatus>, now| {
         let learned = peak.map(learned);
         let facts = ModelFacts { peak, learned, observed: peak.map(|_| now), ..ModelFacts::default() };
-        let status = model_status(seen(&settled), &facts, stored, now);
+        let status = model_status(seen(&resolved), &facts, stored, now);
         serde_json::from_value::<InferenceModelStatus>(serde_json::to_value(status).unwrap()).unwrap()
     };
     let peak = |status: &InferenceModelStatus| status.observed_peak_memory.clone().unwrap().bytes().unwrap();
@@ -371,10 +371,10 @@ fn a_node_says_whether_it_may_be_given_work() {
 #[test]
 fn less_is_recommended_only_below_nine_tenths() {
     let of = |declared: u64, peak: u64| usage(Bytes::gib(declared), Bytes::gib(peak));
-    let advised = of(100, 75).unwrap();
-    assert_eq!(advised.advised, Some(Bytes::mib(82 * 1024 + 512)), "82.5Gi");
-    assert_eq!((advised.ratio, advised.percent), (0.75, 75));
-    let text = advised.recommendation.unwrap();
+    let recommended = of(100, 75).unwrap();
+    assert_eq!(recommended.advised, Some(Bytes::mib(82 * 1024 + 512)), "82.5Gi");
+    assert_eq!((recommended.ratio, recommended.percent), (0.75, 75));
+    let text = recommended.recommendation.unwrap();
     assert_eq!(
         text,
         "declare memory: 84480Mi instead of 100Gi, because no engine has used more than 75Gi of it (75 %)"

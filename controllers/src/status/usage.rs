@@ -32,19 +32,26 @@ pub fn usage(declared: Bytes, peak: Bytes) -> Option<DeclaredMemoryUsage> {
         return None;
     }
     let (all, used) = (u128::from(declared.0), u128::from(peak.0));
-    let advised = (used * 100 < all * WELL_USED_PERCENT)
+    let recommended = (used * 100 < all * WELL_USED_PERCENT)
         .then(|| (used * ADVISED_PERCENT).div_ceil(100).div_ceil(MEBIBYTE) * MEBIBYTE);
     // Rounding up to a MiB may eat the saving on a declaration of a few MiB.
-    let advised =
-        advised.filter(|advised| *advised < all).and_then(|bytes| u64::try_from(bytes).ok()).map(Bytes);
+    let recommended = recommended
+        .filter(|recommended| *recommended < all)
+        .and_then(|bytes| u64::try_from(bytes).ok())
+        .map(Bytes);
     let percent = u32::try_from(used * 100 / all).unwrap_or(u32::MAX);
-    let recommendation = advised.map(|advised| {
+    let recommendation = recommended.map(|recommended| {
         format!(
             "declare memory: {} instead of {}, because no engine has used more than {} of it ({percent} %)",
-            Quantity::from(advised),
+            Quantity::from(recommended),
             Quantity::from(declared),
             Quantity::from(peak),
         )
     });
-    Some(DeclaredMemoryUsage { ratio: peak.0 as f64 / declared.0 as f64, percent, advised, recommendation })
+    Some(DeclaredMemoryUsage {
+        ratio: peak.0 as f64 / declared.0 as f64,
+        percent,
+        advised: recommended,
+        recommendation,
+    })
 }

@@ -34,15 +34,15 @@ struct DemandSnapshot {
 impl DemandSnapshot {
     fn of(fleet: &Fleet, model: &ModelName) -> Option<Self> {
         let spec = fleet.spec(model)?;
-        let room = spec.accelerators.pool().and_then(|pool| fleet.accelerator_capacity(pool));
-        Some(Self { accelerators: spec.accelerators.clone(), memory: spec.memory, available: room })
+        let capacity = spec.accelerators.pool().and_then(|pool| fleet.accelerator_capacity(pool));
+        Some(Self { accelerators: spec.accelerators.clone(), memory: spec.memory, available: capacity })
     }
 }
 
 impl TrackedWait {
-    fn of(fleet: &Fleet, model: &ModelName, why: ModelWaitReason) -> Self {
-        let memory = matches!(why, ModelWaitReason::Memory(_));
-        Self { reason: why, demand: DemandSnapshot::of(fleet, model).filter(|_| memory) }
+    fn of(fleet: &Fleet, model: &ModelName, reason: ModelWaitReason) -> Self {
+        let memory = matches!(reason, ModelWaitReason::Memory(_));
+        Self { reason, demand: DemandSnapshot::of(fleet, model).filter(|_| memory) }
     }
 }
 
@@ -51,8 +51,8 @@ impl WaitReasons {
         self.0.get(model).map(|want| &want.reason)
     }
 
-    pub(super) fn record_refusal(&mut self, fleet: &Fleet, model: &ModelName, why: ModelWaitReason) {
-        self.0.insert(model.clone(), TrackedWait::of(fleet, model, why));
+    pub(super) fn record_refusal(&mut self, fleet: &Fleet, model: &ModelName, reason: ModelWaitReason) {
+        self.0.insert(model.clone(), TrackedWait::of(fleet, model, reason));
     }
 
     /// Returns the reasons after a turn: the current ones, and earlier refusals that still hold.
@@ -61,8 +61,9 @@ impl WaitReasons {
             .reasons(plan)
             .map(|(model, text, memory)| {
                 let text = text.to_owned();
-                let why = if memory { ModelWaitReason::Memory(text) } else { ModelWaitReason::Other(text) };
-                (model.clone(), TrackedWait::of(fleet, model, why))
+                let reason =
+                    if memory { ModelWaitReason::Memory(text) } else { ModelWaitReason::Other(text) };
+                (model.clone(), TrackedWait::of(fleet, model, reason))
             })
             .collect();
         for (model, want) in &self.0 {
@@ -90,8 +91,8 @@ fn is_released(fleet: &Fleet, changes: &RoutingChanges, accelerators: &Accelerat
         let other = fleet.spec(model).and_then(|spec| spec.accelerators.pool());
         other.is_none_or(|other| accelerators.pool() == Some(other))
     };
-    let gone = |model: &ModelName| fleet.engines_of(model).any(|engine| !engine.state.has_process());
-    changes.models.iter().any(|model| gone(model) && shared(model))
+    let is_gone = |model: &ModelName| fleet.engines_of(model).any(|engine| !engine.state.has_process());
+    changes.models.iter().any(|model| is_gone(model) && shared(model))
 }
 
 #[cfg(test)]

@@ -30,9 +30,9 @@ pub(super) type ReservationsByNode<'a> = BTreeMap<&'a str, Vec<&'a Reservation>>
 
 pub(super) fn reservations_by_node<'a>(
     index: &'a ClusterIndex,
-    settled: &'a Resolved,
+    resolved: &'a Resolved,
 ) -> ReservationsByNode<'a> {
-    let ledgers = settled.pools.keys().filter_map(|pool| Some(&index.pool_status(pool)?.ledger));
+    let ledgers = resolved.pools.keys().filter_map(|pool| Some(&index.pool_status(pool)?.ledger));
     let mut rows = ReservationsByNode::new();
     for reservation in ledgers.flat_map(|ledger| &ledger.reservations) {
         if let Some(node) = &reservation.node {
@@ -74,29 +74,29 @@ impl StatusWriter {
             .extend(changed_nodes(before, after).into_iter().map(|node| StatusTarget::Node(node.to_owned())));
     }
 
-    pub(super) fn node(&mut self, settled: &Resolved, rows: &ReservationsByNode<'_>, name: &str) {
+    pub(super) fn node(&mut self, resolved: &Resolved, rows: &ReservationsByNode<'_>, name: &str) {
         let nowhere = ResolvedNode::default();
-        let place = settled.nodes.get(name).unwrap_or(&nowhere);
+        let resolved_node = resolved.nodes.get(name).unwrap_or(&nowhere);
         let reservations = rows.get(name).map(Vec::as_slice).unwrap_or_default();
         let stored = self.nodes.get(name);
-        let used = place.pool.as_ref().is_some_and(|pool| self.used_pools.contains(pool));
-        let has = place.accelerators > 0 || !reservations.is_empty();
+        let used = resolved_node.pool.as_ref().is_some_and(|pool| self.used_pools.contains(pool));
+        let has = resolved_node.accelerators > 0 || !reservations.is_empty();
         if stored.is_none() && !(used && has) {
             return;
         }
         let now = self.clock.now();
         let write = match stored {
-            None => NodeWrite::Make { owner: place.uid.clone(), pool: place.pool.clone() },
-            Some(stored) if stored.pool != place.pool => {
-                NodeWrite::Move { version: stored.version.clone(), pool: place.pool.clone() }
+            None => NodeWrite::Make { owner: resolved_node.uid.clone(), pool: resolved_node.pool.clone() },
+            Some(stored) if stored.pool != resolved_node.pool => {
+                NodeWrite::Move { version: stored.version.clone(), pool: resolved_node.pool.clone() }
             }
             Some(stored) => {
                 let (before, generation) = (&stored.status, stored.generation);
-                let wanted = status::node_status(place, reservations, generation, before, now);
-                if !status::node_differs(before, &wanted) {
+                let desired = status::node_status(resolved_node, reservations, generation, before, now);
+                if !status::node_differs(before, &desired) {
                     return;
                 }
-                NodeWrite::Status { version: stored.version.clone(), status: Box::new(wanted) }
+                NodeWrite::Status { version: stored.version.clone(), status: Box::new(desired) }
             }
         };
         let api: Api<AcceleratorNode> = Api::all(self.client.clone());

@@ -90,20 +90,21 @@ fn names(items: &[Value], key: &str) -> Vec<Value> {
 ///
 /// One of the others precedes an ordered item only if it did so in `before`.
 fn arranged(items: Vec<Value>, order: &[Value], before: &[Value], key: Option<&str>) -> Vec<Value> {
-    let place = |list: &[Value], item: &Value| {
+    let position = |list: &[Value], item: &Value| {
         let name = key.map_or(Some(item), |key| item.get(key));
         list.iter().position(|known| Some(known) == name)
     };
     let (mut ordered, mut rest): (Vec<_>, Vec<_>) =
-        items.into_iter().partition(|item| place(order, item).is_some());
-    ordered.sort_by_key(|item| place(order, item));
-    rest.sort_by_key(|item| place(before, item).unwrap_or(usize::MAX));
+        items.into_iter().partition(|item| position(order, item).is_some());
+    ordered.sort_by_key(|item| position(order, item));
+    rest.sort_by_key(|item| position(before, item).unwrap_or(usize::MAX));
     let mut all = Vec::with_capacity(ordered.len() + rest.len());
     let mut ordered = ordered.into_iter().peekable();
     for item in rest {
-        let here = place(before, &item);
-        let stood_before =
-            |other: &Value| here.zip(place(before, other)).is_some_and(|(here, there)| here < there);
+        let position_before = position(before, &item);
+        let stood_before = |other: &Value| {
+            position_before.zip(position(before, other)).is_some_and(|(item_at, other_at)| item_at < other_at)
+        };
         while let Some(other) = ordered.next_if(|other| !stood_before(other)) {
             all.push(other);
         }
@@ -145,28 +146,26 @@ pub(super) fn ordered(
     let directives: Vec<_> = patch.keys().filter(|key| key.starts_with(ORDER)).cloned().collect();
     for directive in directives {
         let list = directive.strip_prefix(ORDER).unwrap_or_default();
-        let within = if at.is_empty() { list.to_owned() } else { format!("{at}.{list}") };
+        let path = if at.is_empty() { list.to_owned() } else { format!("{at}.{list}") };
         let how = shape.list(list);
         let key = match how {
             ListStrategy::Atomic => return Err(Error::NotMerged { at: place(at), directive }),
             ListStrategy::Set => None,
             ListStrategy::Keyed(key) => Some(key),
         };
-        let order = order(patch.remove(&directive), key, &within)?;
-        let given = patch.remove(list).map(|found| array(found, &within)).transpose()?;
+        let order = order(patch.remove(&directive), key, &path)?;
+        let given = patch.remove(list).map(|found| array(found, &path)).transpose()?;
         if given.as_ref().is_some_and(|given| !agree(given, &order, key)) {
-            return Err(Error::Order { at: within });
+            return Err(Error::Order { at: path });
         }
-        let before = into.remove(list).map(|found| array(found, &within)).transpose()?;
+        let before = into.remove(list).map(|found| array(found, &path)).transpose()?;
         let known = before
             .as_deref()
             .map_or_else(Vec::new, |items| key.map_or_else(|| items.to_vec(), |key| names(items, key)));
         let merged = match (before, given) {
             (None, None) => continue,
             (Some(before), None) => before,
-            (before, Some(given)) => {
-                merge(before.unwrap_or_default(), given, how, shape.under(list), &within)?
-            }
+            (before, Some(given)) => merge(before.unwrap_or_default(), given, how, shape.under(list), &path)?,
         };
         into.insert(list.to_owned(), Value::Array(arranged(merged, &order, &known, key)));
     }

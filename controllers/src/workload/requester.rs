@@ -34,13 +34,13 @@ impl Workload<'_> {
     pub(super) fn requester(&self, engine: Value) -> Value {
         let spec = engine.get("spec");
         let accelerators = self.accelerators(spec);
-        let mut own: Map<String, Value> = SCHEDULING_FIELDS
+        let mut spec_fields: Map<String, Value> = SCHEDULING_FIELDS
             .iter()
             .filter_map(|key| {
                 Some(((*key).to_owned(), spec?.get(key).filter(|value| !value.is_null())?.clone()))
             })
             .collect();
-        self.prefer_sleeping_engines(&mut own);
+        self.prefer_sleeping_engines(&mut spec_fields);
         let EngineMemory { awake, asleep, host } = self.variant.spec.memory;
         let host = Bytes(host.0.saturating_mul(u64::from(self.variant.spec.accelerators.count())));
         let sizes = MemorySizes { awake, asleep, host };
@@ -53,8 +53,8 @@ impl Workload<'_> {
             &mut stub,
             &json!({"name": keys::CONTAINER, "resources": {"limits": accelerators, "requests": accelerators}}),
         );
-        own.insert("containers".to_owned(), json!([stub]));
-        own.insert("terminationGracePeriodSeconds".to_owned(), json!(grace));
+        spec_fields.insert("containers".to_owned(), json!([stub]));
+        spec_fields.insert("terminationGracePeriodSeconds".to_owned(), json!(grace));
         let mut annotations = self.annotations();
         merge::into(
             &mut annotations,
@@ -68,19 +68,19 @@ impl Workload<'_> {
         );
         merge::into(&mut annotations, &record::sleep_policy_annotations(self.variant.spec.idle.into()));
         merge::into(&mut annotations, &self.server(engine));
-        json!({"metadata": {"annotations": annotations}, "spec": own})
+        json!({"metadata": {"annotations": annotations}, "spec": spec_fields})
     }
 
     /// Returns the annotations that define the engine: a server patch from the template, or the InferenceServerConfig
     /// it names.
     fn server(&self, engine: Value) -> Value {
-        let own = |key: &str| {
+        let annotation = |key: &str| {
             engine.pointer("/metadata/annotations")?.get(key).filter(|value| value.is_string()).cloned()
         };
-        if let Some(config) = own(keys::SERVER_CONFIG) {
+        if let Some(config) = annotation(keys::SERVER_CONFIG) {
             return json!({keys::SERVER_CONFIG: config, keys::SERVED_NAME: self.engine.served_name});
         }
-        let mode = own(keys::MODE).map(|mode| (keys::MODE.to_owned(), mode));
+        let mode = annotation(keys::MODE).map(|mode| (keys::MODE.to_owned(), mode));
         let patch = (keys::SERVER_PATCH.to_owned(), json!(self.patch(engine)));
         Value::Object(mode.into_iter().chain([patch]).collect())
     }
@@ -95,7 +95,7 @@ impl Workload<'_> {
         let term = json!({"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}});
         let affinity = spec.entry("affinity").or_insert(Value::Null);
         let all = merge::under(affinity, "podAffinity")
-            .and_then(|own| merge::under(own, "preferredDuringSchedulingIgnoredDuringExecution"));
+            .and_then(|affinity| merge::under(affinity, "preferredDuringSchedulingIgnoredDuringExecution"));
         let Some(all) = all else { return };
         if !all.is_array() {
             *all = json!([]);
@@ -127,10 +127,10 @@ impl Workload<'_> {
         let mut spec = engine.get_mut("spec").map(Value::take).unwrap_or_default();
         merge::into(&mut spec, &json!({"$patch": "replace"}));
         let mut all = spec.get_mut("containers").and_then(Value::as_array_mut).into_iter().flatten();
-        if let Some(own) =
+        if let Some(annotations) =
             all.find(|it| is_named(it, &self.pod_template.container)).and_then(Value::as_object_mut)
         {
-            self.engine_container(own);
+            self.engine_container(annotations);
         }
         let mut given = |at: &str| match engine.pointer_mut(at).map(Value::take) {
             Some(Value::Object(given)) => given,
@@ -146,15 +146,15 @@ impl Workload<'_> {
     }
 
     /// Sets the container's name and probe port, by which the controller of dual pods finds the engine.
-    fn engine_container(&self, own: &mut Map<String, Value>) {
-        own.insert("name".to_owned(), json!(keys::CONTAINER));
+    fn engine_container(&self, spec_fields: &mut Map<String, Value>) {
+        spec_fields.insert("name".to_owned(), json!(keys::CONTAINER));
         let port = self.pod_template.port;
-        let probed = own.get("readinessProbe").and_then(|probe| probe.pointer("/httpGet/port"));
+        let probed = spec_fields.get("readinessProbe").and_then(|probe| probe.pointer("/httpGet/port"));
         if probed != Some(&json!(port)) {
             let probe = json!({"httpGet": {"path": "/health", "port": port}, "periodSeconds": 1});
-            own.insert("readinessProbe".to_owned(), probe);
+            spec_fields.insert("readinessProbe".to_owned(), probe);
         }
-        enable_sleep_endpoints(own);
+        enable_sleep_endpoints(spec_fields);
     }
 }
 
@@ -162,8 +162,8 @@ impl Workload<'_> {
 const DEVELOPERS: &str = "VLLM_SERVER_DEV_MODE";
 
 /// Enables the sleep and wake endpoints of the engine in this container.
-pub(super) fn enable_sleep_endpoints(own: &mut Map<String, Value>) {
-    let env = own.entry("env").or_insert(Value::Null);
+pub(super) fn enable_sleep_endpoints(container: &mut Map<String, Value>) {
+    let env = container.entry("env").or_insert(Value::Null);
     if !env.is_array() {
         *env = json!([]);
     }

@@ -221,8 +221,8 @@ fn a_requester_asks_for_the_engine_of_the_template_and_for_its_accelerators() {
     });
     workload(spec, |made| {
         let requester = pod_of(&made);
-        let own = requester.spec.as_ref().unwrap();
-        let [stub] = &own.containers[..] else { panic!("{:?}", own.containers) };
+        let requester_spec = requester.spec.as_ref().unwrap();
+        let [stub] = &requester_spec.containers[..] else { panic!("{:?}", requester_spec.containers) };
         assert_eq!((stub.name.as_str(), stub.image.as_deref()), (keys::CONTAINER, Some("stub:1")));
         let args = stub.args.as_ref().unwrap();
         // 30 s to drain, and for sleep 10 s plus one second for each of 40 GiB.
@@ -230,13 +230,13 @@ fn a_requester_asks_for_the_engine_of_the_template_and_for_its_accelerators() {
         let owner = ModelRef::of_requester(&requester).unwrap();
         let hash = format!("--token-sha256={}", StubKey::example().hash(&owner));
         assert!(args.contains(&hash), "{args:?}");
-        assert_eq!(own.termination_grace_period_seconds, Some(90), "it outlives its stub's hold");
+        assert_eq!(requester_spec.termination_grace_period_seconds, Some(90), "it outlives its stub's hold");
         let limits = stub.resources.as_ref().unwrap().limits.as_ref().unwrap();
         assert_eq!(limits["nvidia.com/gpu"].0, "2");
         assert_ne!(limits["memory"].0, "1Gi");
-        assert_eq!(own.priority_class_name.as_deref(), Some("high"));
-        assert!(own.volumes.is_none() && own.service_account_name.is_none());
-        let affinity = own.affinity.as_ref().unwrap().pod_affinity.as_ref().unwrap();
+        assert_eq!(requester_spec.priority_class_name.as_deref(), Some("high"));
+        assert!(requester_spec.volumes.is_none() && requester_spec.service_account_name.is_none());
+        let affinity = requester_spec.affinity.as_ref().unwrap().pod_affinity.as_ref().unwrap();
         let drawn = &affinity.preferred_during_scheduling_ignored_during_execution.as_ref().unwrap()[0];
         let sleepers =
             drawn.pod_affinity_term.label_selector.as_ref().unwrap().match_labels.as_ref().unwrap();

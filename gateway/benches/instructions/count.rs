@@ -55,12 +55,12 @@ fn collected(case: &Case, units: usize, folder: &Path) -> anyhow::Result<u64> {
         .args(["--case", case.name, &units.to_string()])
         .output()
         .context("cannot run valgrind, which counts: on Debian it is the package valgrind")?;
-    let said = String::from_utf8_lossy(&run.stderr);
+    let stderr = String::from_utf8_lossy(&run.stderr);
     if !run.status.success() {
-        bail!("{} with {units} units: {}\n{said}", case.name, run.status);
+        bail!("{} with {units} units: {}\n{stderr}", case.name, run.status);
     }
-    let count = said.lines().find_map(|line| line.split_once("Collected :")?.1.trim().parse().ok());
-    count.with_context(|| format!("valgrind gave no count:\n{said}"))
+    let count = stderr.lines().find_map(|line| line.split_once("Collected :")?.1.trim().parse().ok());
+    count.with_context(|| format!("valgrind gave no count:\n{stderr}"))
 }
 
 /// Returns each function's own instructions, as `callgrind_annotate` reports them.

@@ -53,8 +53,8 @@ impl World {
     pub(crate) fn start(model: &str, more: &str) -> anyhow::Result<Self> {
         let config = rouse_config::parse(&configuration(model, more)?, "the count")?;
         let clock = TickClock::new(Instant::now(), BEGIN);
-        let lost = TelemetryDropCounters::new();
-        let metrics = Arc::new(Metrics::with_drop_counters(&lost));
+        let drop_counters = TelemetryDropCounters::new();
+        let metrics = Arc::new(Metrics::with_drop_counters(&drop_counters));
         let (events, received) = mpsc::channel(1024);
         let platform = Arc::new(Obliging { address: ENGINE.parse()?, events });
         let journal = Journal::default();
@@ -62,7 +62,7 @@ impl World {
             DriverHandle::new(Arc::clone(&platform) as _, received, journal, Arc::clone(&metrics), clock);
         handle.send_event(Event::Configured { configuration: Box::new(config.core.clone()) });
         handle.send_event(Event::AdoptionDone);
-        let telemetry = Telemetry::start(&config, &lost)?;
+        let telemetry = Telemetry::start(&config, &drop_counters)?;
         let config = Arc::new(ArcSwap::from_pointee(config));
         let shared = http::ServerContext::with_telemetry(Arc::new(handle), config, metrics, telemetry);
         tokio::task::spawn_local(driver.run(None));
@@ -121,21 +121,21 @@ struct Obliging {
 
 impl Platform for Obliging {
     fn submit(&self, command: Command) {
-        let tell = |event| drop(self.events.try_send(event));
+        let send = |event| drop(self.events.try_send(event));
         match command {
             Command::Reserve { engine, generation, accelerators, .. } => {
-                tell(Event::Placed { engine, generation, accelerators });
+                send(Event::Placed { engine, generation, accelerators });
             }
             Command::Launch { engine, generation, .. } => {
-                tell(Event::Started { engine: engine.clone(), generation, address: self.address });
-                tell(Event::Profiled { engine: engine.clone(), generation });
-                tell(Event::Ready { engine, generation });
+                send(Event::Started { engine: engine.clone(), generation, address: self.address });
+                send(Event::Profiled { engine: engine.clone(), generation });
+                send(Event::Ready { engine, generation });
             }
             Command::Probe { engine, generation } => {
-                tell(Event::Canary { engine, generation, verdict: CanaryVerdict::Passed });
+                send(Event::Canary { engine, generation, verdict: CanaryVerdict::Passed });
             }
             Command::ReadMeter { accelerator, .. } => {
-                tell(Event::MeterRead { accelerator, used: Bytes::ZERO, by_engine: None });
+                send(Event::MeterRead { accelerator, used: Bytes::ZERO, by_engine: None });
             }
             _ => {}
         }

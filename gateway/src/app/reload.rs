@@ -37,7 +37,7 @@ impl ConfigReloader {
     /// Reads the source again.
     ///
     /// An invalid source is refused as a whole, and the log lists all its errors; the old configuration stays.
-    pub(super) fn reload(&mut self, home: &mut PlatformRuntime) {
+    pub(super) fn reload(&mut self, runtime: &mut PlatformRuntime) {
         let new = match self.source.reload(&self.base) {
             Ok(new) => new,
             Err(errors) => {
@@ -50,7 +50,7 @@ impl ConfigReloader {
         let mended = std::mem::take(&mut self.last_reload_refused);
         let old = self.config.load_full();
         let (base, _) = merged(&self.base, new.clone());
-        let new = home.compose(&base).unwrap_or(new);
+        let new = runtime.compose(&base).unwrap_or(new);
         self.base = base;
         let (new, diff) = merged(&old, new);
         if diff.is_empty() {
@@ -65,8 +65,8 @@ impl ConfigReloader {
     }
 
     /// Applies a changed meaning of the cluster's objects.
-    pub(super) fn apply_objects(&mut self, home: &mut PlatformRuntime) {
-        let Some(new) = home.compose(&self.base) else { return };
+    pub(super) fn apply_objects(&mut self, runtime: &mut PlatformRuntime) {
+        let Some(new) = runtime.compose(&self.base) else { return };
         let old = self.config.load_full();
         let pools = new.core.accelerators != old.core.accelerators;
         // Pools come and go at run time, so their accelerators are no change that needs a restart.
@@ -87,10 +87,10 @@ impl ConfigReloader {
 
     fn replace(&mut self, new: Config, diff: &ConfigDiff) {
         if diff.settings.contains(&"tls") {
-            for doubt in
+            for warning in
                 rouse_config::check(&new).warnings.iter().filter(|problem| problem.text.starts_with("tls."))
             {
-                tracing::warn!("{}", doubt.display(&new.origin));
+                tracing::warn!("{}", warning.display(&new.origin));
             }
         }
         if let Some(text) = super::restart_needed(diff) {
@@ -117,11 +117,11 @@ impl ConfigReloader {
     }
 
     /// Checks hourly what no event reports: certificates that changed behind a link, or that expire soon.
-    pub(super) fn check_certificates(&mut self, home: &mut PlatformRuntime) {
+    pub(super) fn check_certificates(&mut self, runtime: &mut PlatformRuntime) {
         let config = self.config.load_full();
         let Some(tls) = &config.tls else { return };
         if !tls.is_unchanged_on_disk() {
-            self.reload(home);
+            self.reload(runtime);
         }
         self.certificate_checks += 1;
         let tls = self.config.load_full();

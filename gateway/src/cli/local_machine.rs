@@ -31,9 +31,9 @@ pub(super) fn check_local_machine(config: &Config) -> Vec<ConfigProblem> {
         }
     }
     for (name, model) in &config.engines {
-        let place = |name: &ModelName| config.model_locations.get(name).copied().unwrap_or_default();
+        let location = |name: &ModelName| config.model_locations.get(name).copied().unwrap_or_default();
         let found = missing_programs(model).into_iter().chain(missing_model_files(model));
-        found.for_each(|text| warn(place(name), format!("model '{name}': {text}")));
+        found.for_each(|text| warn(location(name), format!("model '{name}': {text}")));
     }
     warnings
 }
@@ -41,11 +41,14 @@ pub(super) fn check_local_machine(config: &Config) -> Vec<ConfigProblem> {
 fn state_directory_problem(folder: &Path) -> Option<String> {
     let shown = folder.display();
     // The gateway creates the directory, so its nearest existing ancestor must be writable.
-    let there = folder.ancestors().find(|path| path.exists()).unwrap_or_else(|| Path::new("."));
-    if !there.is_dir() {
-        return Some(format!("state: {} is not a directory: set the path of a directory", there.display()));
+    let existing = folder.ancestors().find(|path| path.exists()).unwrap_or_else(|| Path::new("."));
+    if !existing.is_dir() {
+        return Some(format!(
+            "state: {} is not a directory: set the path of a directory",
+            existing.display()
+        ));
     }
-    let error = access(there, AccessFlags::W_OK | AccessFlags::X_OK).err()?;
+    let error = access(existing, AccessFlags::W_OK | AccessFlags::X_OK).err()?;
     Some(format!(
         "state: this user cannot write to {shown} ({}): set a directory that the gateway's user owns, or create this one: \
          install -d -o USER {shown}",
@@ -85,8 +88,8 @@ fn missing_program(model: &EngineConfig, program: &str) -> Option<String> {
     let candidates: Vec<PathBuf> = if program.contains('/') {
         vec![program.into()]
     } else {
-        let own = model.env.get("PATH").filter(|path| !path.contains("${")).map(Into::into);
-        let path = own.or_else(|| std::env::var_os("PATH")).unwrap_or_default();
+        let model_path = model.env.get("PATH").filter(|path| !path.contains("${")).map(Into::into);
+        let path = model_path.or_else(|| std::env::var_os("PATH")).unwrap_or_default();
         std::env::split_paths(&path).map(|folder| folder.join(program)).collect()
     };
     let files: Vec<_> = candidates.iter().filter(|path| path.is_file()).collect();

@@ -35,14 +35,14 @@ pub(super) fn serve(
 fn start(
     source: app::ConfigSource,
     options: RuntimeArgs,
-    lost: TelemetryDropCounters,
+    drop_counters: TelemetryDropCounters,
 ) -> anyhow::Result<ExitCode> {
     let config = source.load()?;
     let findings = rouse_config::check(&config);
     for problem in findings.errors.iter().chain(&findings.warnings) {
         tracing::warn!("{}", problem.display(&config.origin));
     }
-    app::run(app::AppOptions { config, source, journal: options.journal, drop_counters: lost })
+    app::run(app::AppOptions { config, source, journal: options.journal, drop_counters })
 }
 
 /// Prints errors and warnings. The exit code is 64 if there are errors.
@@ -73,12 +73,12 @@ pub(super) fn check(file: &Path) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn log(format: LogFormat, lost: &TelemetryDropCounters) -> anyhow::Result<GatewayLog> {
+fn log(format: LogFormat, drop_counters: &TelemetryDropCounters) -> anyhow::Result<GatewayLog> {
     let filter = match std::env::var("ROUSE_LOG") {
         Ok(text) => EnvFilter::try_new(text).context("ROUSE_LOG is not a valid log filter")?,
         Err(_) => EnvFilter::new("info"),
     };
-    let log = GatewayLog::start(lost).context("cannot start the log thread")?;
+    let log = GatewayLog::start(drop_counters).context("cannot start the log thread")?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())

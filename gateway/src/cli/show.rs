@@ -84,8 +84,8 @@ pub(super) async fn events(client: &AdminClient, json: bool) -> anyhow::Result<(
             continue;
         };
         let mut out = std::io::stdout().lock();
-        for told in sse.feed(&data) {
-            match told {
+        for item in sse.feed(&data) {
+            match item {
                 StreamItem::Event(line) if json => writeln!(out, "{line}")?,
                 StreamItem::Event(line) => write!(out, "{}", render_event(&line))?,
                 StreamItem::Missed(number) => {
@@ -136,12 +136,12 @@ enum StreamItem {
 impl EventStreamReader {
     fn feed(&mut self, data: &[u8]) -> Vec<StreamItem> {
         self.pending.extend_from_slice(data);
-        let mut told = Vec::new();
+        let mut items = Vec::new();
         while let Some(end) = self.pending.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.pending.drain(..=end).collect();
-            told.extend(self.parse_line(String::from_utf8_lossy(&line).trim_end()));
+            items.extend(self.parse_line(String::from_utf8_lossy(&line).trim_end()));
         }
-        told
+        items
     }
 
     fn parse_line(&mut self, line: &str) -> Option<StreamItem> {

@@ -94,13 +94,13 @@ impl EngineGates {
     /// If this gateway `leads`, a drain of a shared gate also needs the platform's report.
     pub(super) fn sample(&mut self, batch: &mut Vec<Event>, leads: bool) {
         batch.retain(|event| !self.absorb_stub_drained(event));
-        for (engine, held) in &mut self.entries {
-            let (gate, generation) = (&held.endpoint.gate, held.endpoint.generation);
+        for (engine, entry) in &mut self.entries {
+            let (gate, generation) = (&entry.endpoint.gate, entry.endpoint.generation);
             let leases = gate.watch_for_idle();
-            let seen = (leases, gate.last_end(), gate.last_byte());
-            if held.last_reported != Some(seen) {
-                held.last_reported = Some(seen);
-                let (leases, last_end, last_byte) = seen;
+            let sampled = (leases, gate.last_end(), gate.last_byte());
+            if entry.last_reported != Some(sampled) {
+                entry.last_reported = Some(sampled);
+                let (leases, last_end, last_byte) = sampled;
                 let (engine, clients, pause) = (engine.clone(), gate.clients(), gate.pause());
                 batch.push(Event::GateSampled {
                     engine,
@@ -112,13 +112,13 @@ impl EngineGates {
                     idle_gap: pause,
                 });
             }
-            let until = held.endpoint.circuit_breaker.retry_at();
-            if held.reported_ejection != until {
-                held.reported_ejection = until;
+            let until = entry.endpoint.circuit_breaker.retry_at();
+            if entry.reported_ejection != until {
+                entry.reported_ejection = until;
                 batch.push(Event::EjectionChanged { engine: engine.clone(), generation, until });
             }
-            if held.closing && leases == 0 && !(held.awaits_stub_drain && leads) {
-                held.closing = false;
+            if entry.closing && leases == 0 && !(entry.awaits_stub_drain && leads) {
+                entry.closing = false;
                 batch.push(Event::Drained { engine: engine.clone(), generation });
             }
         }
@@ -129,8 +129,9 @@ impl EngineGates {
     /// That report alone is not enough: a stub finishes a response before this gateway has passed on its end.
     fn absorb_stub_drained(&mut self, event: &Event) -> bool {
         let Event::Drained { engine, generation } = event else { return false };
-        let held = self.entries.get_mut(engine).filter(|h| h.endpoint.generation == *generation && h.closing);
-        held.is_some_and(|held| std::mem::take(&mut held.awaits_stub_drain))
+        let entry =
+            self.entries.get_mut(engine).filter(|h| h.endpoint.generation == *generation && h.closing);
+        entry.is_some_and(|entry| std::mem::take(&mut entry.awaits_stub_drain))
     }
 
     /// Closes a gate to drain it.
@@ -143,25 +144,25 @@ impl EngineGates {
         generation: Generation,
         elsewhere: bool,
     ) -> Option<Event> {
-        let Some(held) = self.entries.get_mut(engine).filter(|h| h.endpoint.generation == generation) else {
+        let Some(entry) = self.entries.get_mut(engine).filter(|h| h.endpoint.generation == generation) else {
             return Some(Event::Drained { engine: engine.clone(), generation });
         };
-        held.endpoint.gate.close();
-        (held.closing, held.awaits_stub_drain) = (true, elsewhere);
+        entry.endpoint.gate.close();
+        (entry.closing, entry.awaits_stub_drain) = (true, elsewhere);
         None
     }
 
     /// Admits no more requests and keeps the current leases. Reports no drain.
     pub(super) fn close_without_drain(&mut self, engine: &EngineId, generation: Generation) {
-        if let Some(held) = self.entries.get_mut(engine).filter(|h| h.endpoint.generation == generation) {
-            held.endpoint.gate.close();
+        if let Some(entry) = self.entries.get_mut(engine).filter(|h| h.endpoint.generation == generation) {
+            entry.endpoint.gate.close();
         }
     }
 
     pub(super) fn revoke(&mut self, engine: &EngineId, generation: Generation, fault: &Fault) {
-        if let Some(held) = self.entries.get_mut(engine).filter(|h| h.endpoint.generation == generation) {
-            held.endpoint.gate.revoke(fault.clone());
-            held.revoked = true;
+        if let Some(entry) = self.entries.get_mut(engine).filter(|h| h.endpoint.generation == generation) {
+            entry.endpoint.gate.revoke(fault.clone());
+            entry.revoked = true;
         }
     }
 
@@ -180,8 +181,8 @@ impl EngineGates {
             self.forget(&of_model, fleet);
         }
         if !self.awaiting_last_lease.is_empty() {
-            let leaving: Vec<EngineId> = self.awaiting_last_lease.iter().cloned().collect();
-            self.forget(&leaving, fleet);
+            let draining: Vec<EngineId> = self.awaiting_last_lease.iter().cloned().collect();
+            self.forget(&draining, fleet);
         }
     }
 
@@ -196,7 +197,7 @@ impl EngineGates {
             }
             let limit =
                 fleet.spec(&engine.id.model).and_then(|s| s.max_concurrency).and_then(NonZeroU32::new);
-            let held = self.entries.entry(engine.id.clone()).or_insert_with(|| GateEntry {
+            let entry = self.entries.entry(engine.id.clone()).or_insert_with(|| GateEntry {
                 endpoint: Endpoint {
                     engine: engine.id.clone(),
                     generation: engine.generation,
@@ -214,11 +215,11 @@ impl EngineGates {
                 last_reported: Some((0, Tick(0), Tick(0))),
                 reported_ejection: engine.ejected_until,
             });
-            held.endpoint.gate.set_limit(limit);
+            entry.endpoint.gate.set_limit(limit);
         }
-        if let Some(held) = self.entries.get_mut(&engine.id) {
-            held.is_routable =
-                engine.admission == Admission::Public && held.endpoint.generation == engine.generation;
+        if let Some(entry) = self.entries.get_mut(&engine.id) {
+            entry.is_routable =
+                engine.admission == Admission::Public && entry.endpoint.generation == engine.generation;
         }
     }
 
@@ -240,22 +241,23 @@ impl EngineGates {
 
     /// Returns whether [`Self::sync`] on everything would change nothing.
     pub(super) fn are_current(&self, fleet: &Fleet) -> bool {
-        let held = |engine: &Engine| {
-            self.entries.get(&engine.id).is_some_and(|held| held.endpoint.generation == engine.generation)
+        let has_entry = |engine: &Engine| {
+            self.entries.get(&engine.id).is_some_and(|entry| entry.endpoint.generation == engine.generation)
         };
-        let right = |(id, held): (&EngineId, &GateEntry)| {
-            let engine = fleet.engine(id).filter(|e| e.generation == held.endpoint.generation);
+        let right = |(id, entry): (&EngineId, &GateEntry)| {
+            let engine = fleet.engine(id).filter(|e| e.generation == entry.endpoint.generation);
             let public = engine.is_some_and(|e| e.admission == Admission::Public);
             let lives = fleet.engine(id).is_some_and(|e| e.address.is_some());
-            held.is_routable == public && lives != self.awaiting_last_lease.contains(id)
+            entry.is_routable == public && lives != self.awaiting_last_lease.contains(id)
         };
-        fleet.engines().filter(|engine| engine.address.is_some()).all(held) && self.entries.iter().all(right)
+        fleet.engines().filter(|engine| engine.address.is_some()).all(has_entry)
+            && self.entries.iter().all(right)
     }
 
     pub(super) fn open(&mut self, engine: &EngineId) {
-        if let Some(held) = self.entries.get_mut(engine) {
-            (held.closing, held.awaits_stub_drain) = (false, false);
-            held.endpoint.gate.open();
+        if let Some(entry) = self.entries.get_mut(engine) {
+            (entry.closing, entry.awaits_stub_drain) = (false, false);
+            entry.endpoint.gate.open();
         }
     }
 
@@ -264,16 +266,16 @@ impl EngineGates {
     /// The fleet counts the lease as granted. If it cannot be taken, or is dropped before the next sample, that sample
     /// must still differ from the last.
     pub(super) fn take_queued(&mut self, engine: &EngineId) -> Option<QueuedLease> {
-        let held = self.entries.get_mut(engine)?;
-        held.last_reported = None;
-        held.reported_ejection = held.reported_ejection.map(|_| TRIAL_IN_FLIGHT);
-        let lease = held.endpoint.gate.take_queued()?;
-        if held.endpoint.circuit_breaker.is_ejected() {
+        let entry = self.entries.get_mut(engine)?;
+        entry.last_reported = None;
+        entry.reported_ejection = entry.reported_ejection.map(|_| TRIAL_IN_FLIGHT);
+        let lease = entry.endpoint.gate.take_queued()?;
+        if entry.endpoint.circuit_breaker.is_ejected() {
             // This request is the trial, unless another came first. Either way the fleet learns when the next trial may
             // start.
-            let _tries = held.endpoint.circuit_breaker.start_trial(self.clock.now());
+            let _tries = entry.endpoint.circuit_breaker.start_trial(self.clock.now());
         }
-        let Endpoint { fingerprint, address, .. } = held.endpoint;
+        let Endpoint { fingerprint, address, .. } = entry.endpoint;
         Some(QueuedLease { lease, fingerprint, address })
     }
 
@@ -291,11 +293,11 @@ impl EngineGates {
         // Models that were already queued are included, since one of their gates may be new.
         for model in before.union(&self.queued) {
             let queued = self.queued.contains(model);
-            for (_, held) in
-                self.entries.range_mut(engine_range(model)).filter(|(_, held)| held.queued != queued)
+            for (_, entry) in
+                self.entries.range_mut(engine_range(model)).filter(|(_, entry)| entry.queued != queued)
             {
-                held.queued = queued;
-                held.endpoint.gate.set_queued(queued);
+                entry.queued = queued;
+                entry.endpoint.gate.set_queued(queued);
                 if queued {
                     self.changed.notify_one();
                 }
@@ -308,17 +310,17 @@ impl EngineGates {
     /// The fleet's own numbers may be older, since a lease that is granted at once causes no turn.
     pub(super) fn lease_usage(&self) -> BTreeMap<ModelName, (u32, Tick)> {
         let mut used = BTreeMap::<ModelName, (u32, Tick)>::new();
-        for (engine, held) in &self.entries {
+        for (engine, entry) in &self.entries {
             let (leases, last_end) = used.entry(engine.model.clone()).or_default();
-            *leases += held.endpoint.gate.leases();
-            *last_end = held.endpoint.gate.last_end().max(*last_end);
+            *leases += entry.endpoint.gate.leases();
+            *last_end = entry.endpoint.gate.last_end().max(*last_end);
         }
         used
     }
 
     pub(super) fn endpoints(&self, model: &ModelName) -> Vec<Endpoint> {
-        let public = self.entries.range(engine_range(model)).filter(|(_, held)| held.is_routable);
-        public.map(|(_, held)| held.endpoint.clone()).collect()
+        let public = self.entries.range(engine_range(model)).filter(|(_, entry)| entry.is_routable);
+        public.map(|(_, entry)| entry.endpoint.clone()).collect()
     }
 }
 

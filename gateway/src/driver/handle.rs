@@ -210,19 +210,19 @@ impl DriverHandle {
     }
 
     /// Waits for a lease until the deadline. Dropping the future leaves the queue.
-    pub async fn park(&self, parking: ParkRequest) -> Result<GrantedLease, Fault> {
-        let place = QueuePositionGuard::new(&self.0)?;
+    pub async fn park(&self, request: ParkRequest) -> Result<GrantedLease, Fault> {
+        let position_guard = QueuePositionGuard::new(&self.0)?;
         let (reply, answer) = oneshot::channel();
         let waiter = Waiter {
-            id: place.id,
-            model: parking.model,
-            band: parking.band,
-            key: parking.key,
-            client: parking.client,
-            arrived: parking.arrived,
-            deadline: parking.deadline,
-            stream: parking.stream,
-            required_engine: parking.required_engine,
+            id: position_guard.id,
+            model: request.model,
+            band: request.band,
+            key: request.key,
+            client: request.client,
+            arrived: request.arrived,
+            deadline: request.deadline,
+            stream: request.stream,
+            required_engine: request.required_engine,
         };
         self.0.requests.send(DriverRequest::Park { waiter, reply }).map_err(|_| Fault::ShuttingDown)?;
         answer.await.unwrap_or(Err(Fault::ShuttingDown))
@@ -299,11 +299,18 @@ impl DriverHandle {
     }
 
     /// Submits an order. [`Self::operation`] has its outcome for an hour. `Err` names the invariant that forbids it.
-    pub async fn submit_order(&self, model: ModelName, order: OperatorAction) -> Result<OperationId, String> {
-        let gone = || "the gateway is shutting down".to_owned();
+    pub async fn submit_order(
+        &self,
+        model: ModelName,
+        action: OperatorAction,
+    ) -> Result<OperationId, String> {
+        let shutting_down = || "the gateway is shutting down".to_owned();
         let (reply, answer) = oneshot::channel();
-        self.0.requests.send(DriverRequest::SubmitOrder { model, order, reply }).map_err(|_| gone())?;
-        answer.await.unwrap_or_else(|_| Err(gone()))
+        self.0
+            .requests
+            .send(DriverRequest::SubmitOrder { model, order: action, reply })
+            .map_err(|_| shutting_down())?;
+        answer.await.unwrap_or_else(|_| Err(shutting_down()))
     }
 
     /// Sends an event that no platform observes, such as a configuration or a shutdown. Lost if the driver has ended.
@@ -329,8 +336,9 @@ impl DriverClient for DriverHandle {
                 .into_iter()
                 .filter(|(model, used)| *used != <(u32, Tick)>::default() && fleet.spec(model).is_some());
             for (model, (leases, last_end)) in used {
-                let own = demand.entry(model).or_default();
-                (own.in_flight, own.last_request) = (leases, own.last_request.max(last_end));
+                let model_demand = demand.entry(model).or_default();
+                (model_demand.in_flight, model_demand.last_request) =
+                    (leases, model_demand.last_request.max(last_end));
             }
             demand
         });
@@ -343,18 +351,18 @@ impl DriverState {
         self.operations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn begin(&self, model: ModelName, order: OperatorAction) -> OperationId {
+    pub(super) fn begin(&self, model: ModelName, action: OperatorAction) -> OperationId {
         let id = OperationId(self.ids.fetch_add(1, Ordering::Relaxed));
         let given = self.clock.now();
         let mut operations = self.operations();
         operations.retain(|_, o| o.issued_at + OPERATION_RETENTION > given);
-        operations.insert(id, OperationStatus { model, order, issued_at: given, outcome: None });
+        operations.insert(id, OperationStatus { model, order: action, issued_at: given, outcome: None });
         id
     }
 
     pub(super) fn finish(&self, id: OperationId, outcome: Result<(), String>) {
-        if let Err(why) = &outcome {
-            tracing::warn!(operation = id.0, reason = why, "operator order failed");
+        if let Err(error) = &outcome {
+            tracing::warn!(operation = id.0, reason = error, "operator order failed");
         }
         if let Some(operation) = self.operations().get_mut(&id) {
             operation.outcome = Some(outcome);

@@ -125,19 +125,19 @@ impl JournalFile {
     ///
     /// # Errors
     /// Fails if the file cannot be created, or the path names something other than a regular file.
-    pub fn open(path: &Path, lost: &TelemetryDropCounters) -> io::Result<Self> {
+    pub fn open(path: &Path, drop_counters: &TelemetryDropCounters) -> io::Result<Self> {
         let file = Some(open(path)?);
-        Self::with_output(path, Box::new(LazyFile { path: path.to_owned(), file }), lost)
+        Self::with_output(path, Box::new(LazyFile { path: path.to_owned(), file }), drop_counters)
     }
 
     fn with_output(
         path: &Path,
         out: Box<dyn Write + Send>,
-        lost: &TelemetryDropCounters,
+        drop_counters: &TelemetryDropCounters,
     ) -> io::Result<Self> {
         let waiting = Arc::default();
-        let lines = start(out, lost, &waiting)?;
-        let (path, lost) = (path.to_owned(), lost.clone());
+        let lines = start(out, drop_counters, &waiting)?;
+        let (path, lost) = (path.to_owned(), drop_counters.clone());
         let (full, failed) = (lost.journal_full.get(), lost.journal_failed.get());
         Ok(Self {
             path,
@@ -196,14 +196,14 @@ impl JournalFile {
 
     fn start_segment(&mut self, line: String, at: Tick) -> bool {
         let (full, failed) = (self.drop_counters.journal_full.get(), self.drop_counters.journal_failed.get());
-        let told = self.enqueue(JournalEntry {
+        let enqueued = self.enqueue(JournalEntry {
             line,
             segment_start: Some(SegmentStart { at, dropped_by_full_queue: full }),
         });
-        if told {
+        if enqueued {
             (self.dropped_by_full_queue, self.dropped_by_failed_writes) = (full, failed);
         }
-        told
+        enqueued
     }
 
     fn enqueue(&mut self, entry: JournalEntry) -> bool {
@@ -224,7 +224,7 @@ impl JournalFile {
 
 fn start(
     out: Box<dyn Write + Send>,
-    lost: &TelemetryDropCounters,
+    drop_counters: &TelemetryDropCounters,
     waiting: &Arc<AtomicUsize>,
 ) -> io::Result<LineSender<JournalEntry>> {
     let sink = LineSink {
@@ -233,15 +233,15 @@ fn start(
         path: None,
         queue: QUEUE_CAPACITY,
         batch_interval: Duration::ZERO,
-        full: lost.journal_full.clone(),
-        failed: lost.journal_failed.clone(),
+        full: drop_counters.journal_full.clone(),
+        failed: drop_counters.journal_failed.clone(),
         on_failure: |failure| {
             if let SinkFailure::Write(error) = failure {
                 tracing::error!(%error, "cannot write the journal; turns are dropped until a write succeeds");
             }
         },
     };
-    let (failed, waiting) = (lost.journal_failed.clone(), Arc::clone(waiting));
+    let (failed, waiting) = (drop_counters.journal_failed.clone(), Arc::clone(waiting));
     // Failures from before this file are not part of its gap.
     let mut known = failed.get();
     LineSender::start(sink, move |entry: &JournalEntry, out| {

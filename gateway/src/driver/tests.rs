@@ -58,14 +58,17 @@ impl DriverHarness {
         let clock = TickClock::new(Instant::now(), START);
         let journal = Journal::default();
         let (handle, driver) = DriverHandle::new(platform, events, journal, metrics, clock);
-        let mut world = Self { handle, driver, batch: Vec::new() };
-        world.turn([configured(models, awake, 0)]);
-        world.turn((0..awake).map(adopted).chain([Event::AdoptionDone]));
+        let mut harness = Self { handle, driver, batch: Vec::new() };
+        harness.turn([configured(models, awake, 0)]);
+        harness.turn((0..awake).map(adopted).chain([Event::AdoptionDone]));
         for _ in 0..4 {
-            world.turn([]);
+            harness.turn([]);
         }
-        assert_eq!(world.routes().models.values().filter(|route| !route.endpoints.is_empty()).count(), awake);
-        world
+        assert_eq!(
+            harness.routes().models.values().filter(|route| !route.endpoints.is_empty()).count(),
+            awake
+        );
+        harness
     }
 
     fn turn(&mut self, events: impl IntoIterator<Item = Event>) {
@@ -89,7 +92,7 @@ impl DriverHarness {
 
     fn park(&self, n: usize) -> tokio::task::JoinHandle<GrantedLease> {
         let (handle, arrived) = (self.handle.clone(), self.handle.clock().now());
-        let parking = ParkRequest {
+        let request = ParkRequest {
             model: name(n),
             band: 0,
             key: String::new(),
@@ -99,7 +102,7 @@ impl DriverHarness {
             stream: true,
             required_engine: None,
         };
-        tokio::spawn(async move { handle.park(parking).await.unwrap() })
+        tokio::spawn(async move { handle.park(request).await.unwrap() })
     }
 }
 
@@ -148,28 +151,28 @@ fn gpu(n: usize) -> AcceleratorId {
 
 #[tokio::test]
 async fn who_waits_and_is_granted_a_place_makes_nothing_anew_that_others_read() {
-    let mut world = DriverHarness::new(MODELS, 1);
-    let (routes, view, report) = (world.routes(), world.handle.view(), world.handle.report());
-    let lease = world.lease(0);
-    let waiting = world.park(0);
-    world.step().await;
-    assert!(!waiting.is_finished() && world.driver.fleet.queued_models().eq([&name(0)]));
+    let mut harness = DriverHarness::new(MODELS, 1);
+    let (routes, view, report) = (harness.routes(), harness.handle.view(), harness.handle.report());
+    let lease = harness.lease(0);
+    let waiting = harness.park(0);
+    harness.step().await;
+    assert!(!waiting.is_finished() && harness.driver.fleet.queued_models().eq([&name(0)]));
     drop(lease);
-    world.step().await;
+    harness.step().await;
     drop(waiting.await.unwrap());
-    world.step().await;
-    assert!(Arc::ptr_eq(&routes, &world.routes()));
-    assert!(Arc::ptr_eq(&view, &world.handle.view()) && Arc::ptr_eq(&report, &world.handle.report()));
+    harness.step().await;
+    assert!(Arc::ptr_eq(&routes, &harness.routes()));
+    assert!(Arc::ptr_eq(&view, &harness.handle.view()) && Arc::ptr_eq(&report, &harness.handle.report()));
 }
 
 #[tokio::test]
 async fn what_happens_to_one_model_makes_one_route_anew() {
-    let mut world = DriverHarness::new(MODELS, 2);
-    let before = world.routes();
+    let mut harness = DriverHarness::new(MODELS, 2);
+    let before = harness.routes();
     let engine = EngineId::new(name(1), 0);
     let cause = rouse::fault::FailureCause::Stopped;
-    world.turn([Event::Gone { engine, generation: Generation(1), cause }]);
-    let after = world.routes();
+    harness.turn([Event::Gone { engine, generation: Generation(1), cause }]);
+    let after = harness.routes();
     let same = |model: &ModelName| Arc::ptr_eq(&before.models[model], &after.models[model]);
     assert!(before.models.keys().filter(|model| !same(model)).eq([&name(1)]));
     assert!(after.models[&name(1)].endpoints.is_empty());
@@ -178,55 +181,58 @@ async fn what_happens_to_one_model_makes_one_route_anew() {
 
 #[tokio::test]
 async fn a_reload_makes_anew_what_is_configured_otherwise() {
-    let mut world = DriverHarness::new(MODELS, 1);
-    let before = world.routes();
-    world.turn([configured(MODELS, 1, 0)]);
-    assert!(Arc::ptr_eq(&before, &world.routes()));
-    world.turn([configured(MODELS, 1, 5)]);
-    let after = world.routes();
+    let mut harness = DriverHarness::new(MODELS, 1);
+    let before = harness.routes();
+    harness.turn([configured(MODELS, 1, 0)]);
+    assert!(Arc::ptr_eq(&before, &harness.routes()));
+    harness.turn([configured(MODELS, 1, 5)]);
+    let after = harness.routes();
     assert_eq!(after.models[&name(7)].priority, 5);
     assert!(Arc::ptr_eq(&before.models[&name(8)], &after.models[&name(8)]));
     assert!(Arc::ptr_eq(&before.registry, &after.registry));
-    world.turn([configured(MODELS - 1, 1, 5)]);
-    assert_eq!(world.routes().models.len(), MODELS - 1);
-    assert!(world.routes().registry.find("alias-499").is_none());
+    harness.turn([configured(MODELS - 1, 1, 5)]);
+    assert_eq!(harness.routes().models.len(), MODELS - 1);
+    assert!(harness.routes().registry.find("alias-499").is_none());
 }
 
 #[tokio::test]
 async fn the_gate_of_a_life_that_ended_is_kept_until_its_last_lease_is_gone() {
-    let mut world = DriverHarness::new(2, 1);
-    let lease = world.lease(0);
+    let mut harness = DriverHarness::new(2, 1);
+    let lease = harness.lease(0);
     let engine = EngineId::new(name(0), 0);
-    let gate = Arc::downgrade(&world.routes().models[&name(0)].endpoints[0].gate);
+    let gate = Arc::downgrade(&harness.routes().models[&name(0)].endpoints[0].gate);
     let cause = rouse::fault::FailureCause::Stopped;
-    world.turn([Event::Gone { engine, generation: Generation(1), cause }]);
-    world.turn([]);
+    harness.turn([Event::Gone { engine, generation: Generation(1), cause }]);
+    harness.turn([]);
     assert!(gate.upgrade().is_some_and(|gate| !gate.is_open()));
     drop(lease);
-    world.turn([]);
-    world.turn([]);
+    harness.turn([]);
+    harness.turn([]);
     assert!(gate.upgrade().is_none());
 }
 
 #[tokio::test]
 async fn gauges_show_the_last_turn_and_the_leases_of_now_whenever_they_are_asked_for() {
-    let mut world = DriverHarness::new(3, 1);
-    world.turn([]);
-    let lease = world.lease(0);
-    let handle = world.handle.clone();
+    let mut harness = DriverHarness::new(3, 1);
+    harness.turn([]);
+    let lease = harness.lease(0);
+    let handle = harness.handle.clone();
     let mut lines = handle.journal();
     let measuring = tokio::spawn(async move { handle.update_gauges().await });
     tokio::task::yield_now().await;
-    let asked = world.driver.requests.try_recv().unwrap();
-    assert!(!world.driver.handle_request(asked, &mut world.batch), "no turn is taken for it");
+    let request = harness.driver.requests.try_recv().unwrap();
+    assert!(!harness.driver.handle_request(request, &mut harness.batch), "no turn is taken for it");
     measuring.await.unwrap();
-    let handle = world.handle.clone();
+    let handle = harness.handle.clone();
     let telling = tokio::spawn(async move { handle.demand().await });
     tokio::task::yield_now().await;
-    let asked = world.driver.requests.try_recv().unwrap();
-    assert!(!world.driver.handle_request(asked, &mut world.batch), "nor for what other gateways are told");
+    let asked = harness.driver.requests.try_recv().unwrap();
+    assert!(
+        !harness.driver.handle_request(asked, &mut harness.batch),
+        "nor for what other gateways are told"
+    );
     assert_eq!(telling.await.unwrap()[&name(0)].in_flight, 1);
-    let text = world.handle.metrics().encode();
+    let text = harness.handle.metrics().encode();
     for line in [
         "rouse_leases{model=\"model-00000\"} 1",
         "rouse_model_state{model=\"model-00000\",state=\"awake\"} 1",
@@ -239,10 +245,10 @@ async fn gauges_show_the_last_turn_and_the_leases_of_now_whenever_they_are_asked
 
 #[tokio::test]
 async fn what_is_shown_when_the_driver_has_ended_is_its_end() {
-    let world = DriverHarness::new(3, 1);
-    let handle = world.handle.clone();
+    let harness = DriverHarness::new(3, 1);
+    let handle = harness.handle.clone();
     handle.send_event(Event::Shutdown { stop_engines: false });
-    world.driver.run(None).await;
+    harness.driver.run(None).await;
     handle.refresh().await;
     assert_eq!(handle.view().models.len(), 3);
     assert_eq!(handle.learned().await.len(), 3);
@@ -252,14 +258,14 @@ async fn what_is_shown_when_the_driver_has_ended_is_its_end() {
 
 #[tokio::test]
 async fn an_order_is_judged_by_all_that_was_heard_before_it() {
-    let mut world = DriverHarness::new(1, 1);
-    let handle = world.handle.clone();
+    let mut harness = DriverHarness::new(1, 1);
+    let handle = harness.handle.clone();
     handle.send_event(configured(2, 1, 0));
     // The model does not exist before this event is processed.
     let order = tokio::spawn(async move { handle.submit_order(name(1), OperatorAction::Stop).await });
     tokio::task::yield_now().await;
     while !order.is_finished() {
-        world.step().await;
+        harness.step().await;
         tokio::task::yield_now().await;
     }
     order.await.unwrap().unwrap();
@@ -275,60 +281,60 @@ fn published(state: PublishedEngineState) -> Event {
 
 #[tokio::test]
 async fn the_gates_of_a_gateway_that_does_not_lead_are_as_is_published() {
-    let mut world = DriverHarness::new(2, 1);
-    let gate = Arc::clone(&world.routes().models[&name(0)].endpoints[0].gate);
-    let lease = world.lease(0);
-    world.turn([Event::LeadershipChanged { leads: false }]);
+    let mut harness = DriverHarness::new(2, 1);
+    let gate = Arc::clone(&harness.routes().models[&name(0)].endpoints[0].gate);
+    let lease = harness.lease(0);
+    harness.turn([Event::LeadershipChanged { leads: false }]);
     assert!(gate.is_open(), "what was awake goes on serving");
-    world.turn([published(PublishedEngineState::Draining)]);
-    assert!(world.routes().models[&name(0)].endpoints.is_empty() && !gate.is_open());
+    harness.turn([published(PublishedEngineState::Draining)]);
+    assert!(harness.routes().models[&name(0)].endpoints.is_empty() && !gate.is_open());
     assert_eq!(gate.leases(), 1, "whoever is inside stays");
-    let waiting = world.park(0);
-    world.step().await;
+    let waiting = harness.park(0);
+    harness.step().await;
     assert!(!waiting.is_finished());
     drop(lease);
-    world.turn([published(PublishedEngineState::Awake)]);
+    harness.turn([published(PublishedEngineState::Awake)]);
     drop(waiting.await.unwrap());
-    assert!(gate.is_open() && world.routes().models[&name(0)].endpoints.len() == 1);
-    world.turn([Event::LeadershipChanged { leads: true }]);
-    assert!(gate.is_open() && world.routes().ready, "and so does what is taken over");
-    world.turn([adopted(0), Event::AdoptionDone]);
-    assert!(Arc::ptr_eq(&gate, &world.routes().models[&name(0)].endpoints[0].gate) && gate.is_open());
+    assert!(gate.is_open() && harness.routes().models[&name(0)].endpoints.len() == 1);
+    harness.turn([Event::LeadershipChanged { leads: true }]);
+    assert!(gate.is_open() && harness.routes().ready, "and so does what is taken over");
+    harness.turn([adopted(0), Event::AdoptionDone]);
+    assert!(Arc::ptr_eq(&gate, &harness.routes().models[&name(0)].endpoints[0].gate) && gate.is_open());
 }
 
 #[tokio::test]
 async fn a_gate_that_all_pass_is_moved_by_the_gateway_that_leads() {
     let platform = Arc::new(StubGatePlatform::default());
-    let mut world = DriverHarness::on(Arc::clone(&platform) as _, 2, 1);
-    let told = || std::mem::take(&mut *platform.0.lock().unwrap());
-    assert!(matches!(told()[..], [Command::OpenGate { .. }]));
-    let operation = world.driver.shared.begin(name(0), OperatorAction::Stop);
-    world.turn([Event::OperatorRequest { operation, model: name(0), action: OperatorAction::Stop }]);
-    assert!(matches!(told()[..], [Command::CloseGate { .. }, Command::RevokeLeases { .. }]));
-    world.turn([]);
-    assert!(told().is_empty(), "whether it is drained the platform tells, for all who pass");
-    world.turn([Event::LeadershipChanged { leads: false }]);
-    world.turn([published(PublishedEngineState::Awake)]);
-    world.turn([published(PublishedEngineState::Draining)]);
-    assert!(told().is_empty(), "its own gate is nobody else's");
-    world.driver.gates.sample(&mut world.batch, false);
-    assert!(matches!(world.batch[..], [Event::Drained { .. }]), "{:?}", world.batch);
+    let mut harness = DriverHarness::on(Arc::clone(&platform) as _, 2, 1);
+    let take_calls = || std::mem::take(&mut *platform.0.lock().unwrap());
+    assert!(matches!(take_calls()[..], [Command::OpenGate { .. }]));
+    let operation = harness.driver.shared.begin(name(0), OperatorAction::Stop);
+    harness.turn([Event::OperatorRequest { operation, model: name(0), action: OperatorAction::Stop }]);
+    assert!(matches!(take_calls()[..], [Command::CloseGate { .. }, Command::RevokeLeases { .. }]));
+    harness.turn([]);
+    assert!(take_calls().is_empty(), "whether it is drained the platform tells, for all who pass");
+    harness.turn([Event::LeadershipChanged { leads: false }]);
+    harness.turn([published(PublishedEngineState::Awake)]);
+    harness.turn([published(PublishedEngineState::Draining)]);
+    assert!(take_calls().is_empty(), "its own gate is nobody else's");
+    harness.driver.gates.sample(&mut harness.batch, false);
+    assert!(matches!(harness.batch[..], [Event::Drained { .. }]), "{:?}", harness.batch);
 }
 
 /// Covers a stub that is drained while the gateway still sends the end of a stream.
 #[tokio::test]
 async fn what_the_platform_calls_drained_is_left_alone_until_who_is_inside_here_has_gone() {
     let platform = Arc::new(StubGatePlatform::default());
-    let mut world = DriverHarness::on(Arc::clone(&platform) as _, 2, 1);
-    let told = || std::mem::take(&mut *platform.0.lock().unwrap());
-    let lease = world.lease(0);
-    let operation = world.driver.shared.begin(name(0), OperatorAction::Stop);
-    world.turn([Event::OperatorRequest { operation, model: name(0), action: OperatorAction::Stop }]);
-    told();
+    let mut harness = DriverHarness::on(Arc::clone(&platform) as _, 2, 1);
+    let take_calls = || std::mem::take(&mut *platform.0.lock().unwrap());
+    let lease = harness.lease(0);
+    let operation = harness.driver.shared.begin(name(0), OperatorAction::Stop);
+    harness.turn([Event::OperatorRequest { operation, model: name(0), action: OperatorAction::Stop }]);
+    take_calls();
     let (engine, generation) = (EngineId::new(name(0), 0), Generation(1));
-    world.turn([Event::Drained { engine, generation }]);
-    assert!(told().is_empty());
+    harness.turn([Event::Drained { engine, generation }]);
+    assert!(take_calls().is_empty());
     drop(lease);
-    world.turn([]);
-    assert!(matches!(told()[..], [Command::Stop { .. }]));
+    harness.turn([]);
+    assert!(matches!(take_calls()[..], [Command::Stop { .. }]));
 }

@@ -62,10 +62,10 @@ impl TransitionRecorder {
                     tracing::info!(%engine, level, reason = why, duration = %now.since(began), "engine asleep");
                 }
             }
-            Event::Diagnostics { engine, generation, diagnostics: symptoms } if symptoms.probe.is_some() => {
+            Event::Diagnostics { engine, generation, diagnostics } if diagnostics.probe.is_some() => {
                 let starts = |e: &Engine| e.generation == *generation && e.state.is_starting();
                 if fleet.engine(engine).is_some_and(starts) {
-                    tracing::info!(%engine, "engine not ready yet{}", symptoms.for_clients());
+                    tracing::info!(%engine, "engine not ready yet{}", diagnostics.for_clients());
                 }
             }
             Event::Canary { engine, verdict: CanaryVerdict::Failed(_), .. }
@@ -124,17 +124,20 @@ impl TransitionRecorder {
             Command::OpenGate { engine, .. } => {
                 self.close_causes.remove(engine);
             }
-            Command::CloseGate { engine, reason: why, after_drain: then, successor: to, .. } => {
+            Command::CloseGate { engine, reason, after_drain, successor: to, .. } => {
                 if let Some(to) = to {
                     let leases = fleet.engine(engine).map_or(0, |e| e.leases);
                     tracing::info!(%engine, successor = %to, leases, "engine evicted, draining");
                 }
-                if let Some(cause) = transition_cause(*why) {
+                if let Some(cause) = transition_cause(*reason) {
                     self.close_causes.insert(engine.clone(), cause);
                 }
-                if *why == CloseReason::Turn {
-                    let how =
-                        if *then == AfterDrain::Stop { TransitionKind::Stop } else { TransitionKind::Sleep };
+                if *reason == CloseReason::Turn {
+                    let how = if *after_drain == AfterDrain::Stop {
+                        TransitionKind::Stop
+                    } else {
+                        TransitionKind::Sleep
+                    };
                     self.metrics.model(&engine.model).evicted(how);
                     self.metrics.swapped();
                 }
@@ -186,8 +189,8 @@ fn log_if_failed(fleet: &Fleet, engine: &EngineId, generation: Generation) -> bo
 }
 
 /// `None` if another gateway ends the engine, and counts that.
-const fn transition_cause(why: CloseReason) -> Option<TransitionCause> {
-    Some(match why {
+const fn transition_cause(reason: CloseReason) -> Option<TransitionCause> {
+    Some(match reason {
         CloseReason::Idle => TransitionCause::Idle,
         CloseReason::Turn => TransitionCause::Swap,
         CloseReason::Operator => TransitionCause::Operator,

@@ -49,7 +49,7 @@ impl RequestHandler {
     pub(super) async fn admit(
         &self,
         key: Option<&Arc<ApiKey>>,
-        wish: AdmissionRequest<'_>,
+        request: AdmissionRequest<'_>,
         (headers, body): (&HeaderMap, &Bytes),
         now: Tick,
     ) -> Result<Option<Rc<QuotaCharge>>, Fault> {
@@ -61,7 +61,7 @@ impl RequestHandler {
             generates,
             runs_model: computes,
             stream,
-        } = wish;
+        } = request;
         if !key.authorize_model(model) {
             return Err(Fault::ModelForbidden { model: client_text::sanitize(spelled) });
         }

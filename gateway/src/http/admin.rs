@@ -98,7 +98,7 @@ fn fixed_routes() -> [(&'static str, MethodRouter<AdminState>); 7] {
 }
 
 impl AdminService {
-    pub(crate) fn new(parts: AdminSources, stage: watch::Receiver<ShutdownStage>) -> Self {
+    pub(crate) fn new(sources: AdminSources, stage: watch::Receiver<ShutdownStage>) -> Self {
         let router = fixed_routes()
             .into_iter()
             .fold(Router::new(), |router, (path, route)| router.route(path, route))
@@ -109,8 +109,8 @@ impl AdminService {
             .method_not_allowed_fallback(|| async {
                 not_allowed("this path does not support the method: use a method from the Allow header")
             })
-            .with_state(AdminState { sources: parts.clone(), stage });
-        Self { sources: parts, router }
+            .with_state(AdminState { sources: sources.clone(), stage });
+        Self { sources, router }
     }
 
     /// Refuses a request that may not use this API, and routes every other request.
@@ -201,7 +201,7 @@ async fn operation(State(shared): State<AdminState>, uri: Uri) -> Response {
 async fn model_subresource(
     State(shared): State<AdminState>,
     method: Method,
-    asked: ModelQueryResult,
+    query: ModelQueryResult,
     uri: Uri,
 ) -> Response {
     let what = uri.path().rsplit('/').next().unwrap_or_default();
@@ -219,23 +219,23 @@ async fn model_subresource(
         Ok(model) => model,
         Err(response) => return response,
     };
-    match asked {
+    match query {
         Ok(Query(asked)) if reads => read_model(&shared, &model, what, &asked).await,
         Ok(Query(asked)) => submit_order(&shared, model, what, &asked).await,
         Err(_) => invalid("the query is malformed or repeats a parameter"),
     }
 }
 
-async fn read_model(shared: &AdminState, model: &ModelName, what: &str, asked: &ModelQuery) -> Response {
+async fn read_model(shared: &AdminState, model: &ModelName, what: &str, query: &ModelQuery) -> Response {
     if what == "explain" {
         return explain(shared, model).await;
     }
-    let follow = match asked.follow.as_deref() {
+    let follow = match query.follow.as_deref() {
         None | Some("false" | "0") => false,
         Some("true" | "1") => true,
         Some(_) => return invalid("follow must be true or false"),
     };
-    let replica = match asked.replica.as_deref() {
+    let replica = match query.replica.as_deref() {
         None => 0,
         Some(text) => match text.parse() {
             Ok(replica) => replica,
@@ -271,8 +271,8 @@ async fn explain(shared: &AdminState, model: &ModelName) -> Response {
     .into_response()
 }
 
-async fn submit_order(shared: &AdminState, model: ModelName, what: &str, asked: &ModelQuery) -> Response {
-    let level = match asked.level.as_deref() {
+async fn submit_order(shared: &AdminState, model: ModelName, what: &str, query: &ModelQuery) -> Response {
+    let level = match query.level.as_deref() {
         None => None,
         Some("1") => Some(SleepLevel::One),
         Some("2") => Some(SleepLevel::Two),

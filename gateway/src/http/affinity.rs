@@ -57,49 +57,44 @@ impl AffinityKeys {
     /// Takes a lease on the engine that fits best.
     pub(super) fn take_lease<'r>(
         &self,
-        core: &WorkerContext,
+        worker: &WorkerContext,
         route: &'r ModelRoute,
         headers: &HeaderMap,
         avoid: Option<&EngineId>,
     ) -> Option<(&'r Endpoint, Lease)> {
-        let now = || core.now();
-        let lots = &core.rng;
-        let mut wanted = EndpointCriteria {
-            owner: None,
-            session: None,
-            prefix: None,
-            exclude: avoid,
-            rng: lots,
-            now: &now,
-        };
+        let now = || worker.now();
+        let rng = &worker.rng;
+        let mut criteria =
+            EndpointCriteria { owner: None, session: None, prefix: None, exclude: avoid, rng, now: &now };
         if route.endpoints.len() < 2 {
-            return route.take_lease(&wanted);
+            return route.take_lease(&criteria);
         }
         if self.affinity != AffinityPolicy::None {
             // The header is an explicit session of the client; the body's key is meant for the engine's cache.
-            wanted.session = session_hash(headers).or(self.session);
+            criteria.session = session_hash(headers).or(self.session);
         }
         if self.affinity == AffinityPolicy::Prefix {
-            wanted.prefix = self.prefix;
+            criteria.prefix = self.prefix;
         }
-        let author = self.owner(core);
-        wanted.owner = author.as_ref();
-        route.take_lease(&wanted)
+        let owner = self.owner(worker);
+        criteria.owner = owner.as_ref();
+        route.take_lease(&criteria)
     }
 
     /// The only engine generation that can answer this request. `None`: any engine can, or that generation is not in
     /// the routes.
     pub(super) fn required_owner(
         &self,
-        core: &WorkerContext,
+        worker: &WorkerContext,
         route: &ModelRoute,
     ) -> Option<EngineGeneration> {
-        let author = is_multi_engine(route).then(|| self.owner(core))??;
-        route.endpoint_of(&author).is_some().then_some(author)
+        let owner = is_multi_engine(route).then(|| self.owner(worker))??;
+        route.endpoint_of(&owner).is_some().then_some(owner)
     }
 
-    fn owner(&self, core: &WorkerContext) -> Option<EngineGeneration> {
-        self.previous_response.and_then(|previous| core.server.response_owners.owner_of(previous, core.now()))
+    fn owner(&self, worker: &WorkerContext) -> Option<EngineGeneration> {
+        self.previous_response
+            .and_then(|previous| worker.server.response_owners.owner_of(previous, worker.now()))
     }
 }
 
@@ -116,16 +111,16 @@ pub(crate) struct EndpointAttempt {
 impl EndpointAttempt {
     /// Starts an attempt. `None`: the model never has a choice of engines.
     pub(super) fn new(
-        core: &Rc<WorkerContext>,
+        worker: &Rc<WorkerContext>,
         route: &ModelRoute,
         endpoint: &Endpoint,
         path: &PathAndQuery,
     ) -> Option<Box<Self>> {
         is_multi_engine(route).then(|| {
             Box::new(Self {
-                worker: Rc::clone(core),
+                worker: Rc::clone(worker),
                 engine: (endpoint.engine.clone(), endpoint.generation),
-                outlier_reporter: Some(OutlierReporter::new(endpoint, core.now())),
+                outlier_reporter: Some(OutlierReporter::new(endpoint, worker.now())),
                 records_response_id: path.path() == RESPONSES_PATH,
             })
         })
@@ -133,22 +128,22 @@ impl EndpointAttempt {
 
     /// Like [`Self::new`], for an engine that the driver chose.
     pub(super) fn for_granted(
-        core: &Rc<WorkerContext>,
+        worker: &Rc<WorkerContext>,
         engine: &EngineId,
         generation: Generation,
         path: &PathAndQuery,
     ) -> Option<Box<Self>> {
-        let routes = core.server.driver.routes();
+        let routes = worker.server.driver.routes();
         let route = routes.models.get(&engine.model).filter(|route| is_multi_engine(route))?;
         let is = |e: &&Endpoint| e.engine == *engine && e.generation == generation;
         Some(Box::new(Self {
-            worker: Rc::clone(core),
+            worker: Rc::clone(worker),
             engine: (engine.clone(), generation),
             outlier_reporter: route
                 .endpoints
                 .iter()
                 .find(is)
-                .map(|endpoint| OutlierReporter::new(endpoint, core.now())),
+                .map(|endpoint| OutlierReporter::new(endpoint, worker.now())),
             records_response_id: path.path() == RESPONSES_PATH,
         }))
     }
@@ -158,17 +153,17 @@ impl EndpointAttempt {
         self.records_response_id
     }
 
-    pub(super) fn head(&mut self, status: StatusCode, track: &RequestContext) {
+    pub(super) fn head(&mut self, status: StatusCode, context: &RequestContext) {
         self.records_response_id &= status.is_success();
         let change =
-            self.outlier_reporter.as_mut().and_then(|witness| witness.head(status, || self.worker.now()));
-        self.report_transition(change, track);
+            self.outlier_reporter.as_mut().and_then(|reporter| reporter.head(status, || self.worker.now()));
+        self.report_transition(change, context);
     }
 
-    pub(super) fn first_byte(&mut self, track: &RequestContext) {
+    pub(super) fn first_byte(&mut self, context: &RequestContext) {
         let change =
-            self.outlier_reporter.as_mut().and_then(|witness| witness.first_byte(|| self.worker.now()));
-        self.report_transition(change, track);
+            self.outlier_reporter.as_mut().and_then(|reporter| reporter.first_byte(|| self.worker.now()));
+        self.report_transition(change, context);
     }
 
     pub(super) fn frame(&mut self, facts: &ResponseFacts) {
@@ -184,14 +179,14 @@ impl EndpointAttempt {
         &self.engine
     }
 
-    pub(super) fn ended(&mut self, outcome: &ExchangeOutcome, track: &RequestContext) {
+    pub(super) fn ended(&mut self, outcome: &ExchangeOutcome, context: &RequestContext) {
         let change =
-            self.outlier_reporter.as_mut().and_then(|witness| witness.ended(outcome, || self.worker.now()));
-        self.report_transition(change, track);
+            self.outlier_reporter.as_mut().and_then(|reporter| reporter.ended(outcome, || self.worker.now()));
+        self.report_transition(change, context);
     }
 
-    fn report_transition(&self, change: Option<BreakerTransition>, track: &RequestContext) {
-        let Some(change) = change else { return };
+    fn report_transition(&self, transition: Option<BreakerTransition>, context: &RequestContext) {
+        let Some(change) = transition else { return };
         let engine = &self.engine.0;
         match change {
             BreakerTransition::Ejected(pause) => tracing::warn!(
@@ -205,7 +200,7 @@ impl EndpointAttempt {
         }
         let routes = self.worker.server.driver.routes();
         let left_out = routes.models.get(&engine.model).map_or(0, |route| route.ejected_count());
-        track.set_ejected(left_out, change != BreakerTransition::Restored);
+        context.set_ejected(left_out, change != BreakerTransition::Restored);
     }
 }
 
@@ -219,12 +214,12 @@ pub(super) fn forwarded_for_hash(headers: &HeaderMap) -> Option<u64> {
     headers.get(FORWARDED_FOR_HEADER).map(|value| openai::stable_hash(value.as_bytes()))
 }
 
-async fn prefix_hash(beginning: &ConversationPrefix, body: &Bytes) -> Option<u64> {
+async fn prefix_hash(prefix: &ConversationPrefix, body: &Bytes) -> Option<u64> {
     if body.len() <= MAX_ON_CORE_BYTES {
-        return beginning.hash(body);
+        return prefix.hash(body);
     }
     // The first message may be most of the body: hash it off this core, which serves streams.
-    let (beginning, body) = (beginning.clone(), body.clone());
+    let (beginning, body) = (prefix.clone(), body.clone());
     tokio::task::spawn_blocking(move || beginning.hash(&body)).await.ok()?
 }
 

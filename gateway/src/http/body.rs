@@ -74,13 +74,13 @@ pub(crate) struct BodyBytesGuard {
 pub(crate) async fn read<B>(
     body: B,
     limits: &ApiLimits,
-    payers: ChargedBodyCounters,
+    counters: ChargedBodyCounters,
 ) -> Result<(Bytes, BodyBytesGuard), Fault>
 where
     B: Body<Data = Bytes>,
     B::Error: std::error::Error + 'static,
 {
-    let mut charge = BodyBytesGuard { counters: payers, bytes: 0 };
+    let mut charge = BodyBytesGuard { counters, bytes: 0 };
     let too_large = || Fault::BodyTooLarge { setting: "limits.body".into(), limit: limits.body };
     let declared = body.size_hint().exact();
     if declared.is_some_and(|length| length > limits.body.0) {
@@ -157,16 +157,16 @@ impl BodyBuffer {
 
 /// Makes room for `more`, doubling up to the declared length. Runs off this core, since it may copy all received bytes.
 async fn grow_off_core(
-    mut many: DeferredFreeBuf,
+    mut buffer: DeferredFreeBuf,
     more: usize,
     declared: usize,
 ) -> Result<DeferredFreeBuf, Fault> {
-    let length = many.0.len();
+    let length = buffer.0.len();
     let left = declared.checked_sub(length).filter(|left| *left > 0).unwrap_or(usize::MAX);
     let more = length.min(left).max(more);
     let grow = move || {
-        many.0.reserve_exact(more);
-        many
+        buffer.0.reserve_exact(more);
+        buffer
     };
     tokio::task::spawn_blocking(grow).await.map_err(|_| Fault::Internal)
 }

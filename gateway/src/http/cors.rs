@@ -76,8 +76,8 @@ impl CorsDecision {
         headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, ALLOWED_METHODS);
         headers.insert(header::ACCESS_CONTROL_MAX_AGE, PREFLIGHT_MAX_AGE);
         headers.insert(header::VARY, PREFLIGHT_VARY);
-        let asked = parts.headers.get_all(header::ACCESS_CONTROL_REQUEST_HEADERS).iter();
-        let names = asked.filter_map(|value| value.to_str().ok()).flat_map(|list| list.split(','));
+        let requested = parts.headers.get_all(header::ACCESS_CONTROL_REQUEST_HEADERS).iter();
+        let names = requested.filter_map(|value| value.to_str().ok()).flat_map(|list| list.split(','));
         let allowed: Vec<_> = names
             .map(|name| name.trim().to_ascii_lowercase())
             .filter(|name| matches_any(name, &ALLOWED_HEADERS, &ALLOWED_HEADER_PREFIXES))

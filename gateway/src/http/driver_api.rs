@@ -29,7 +29,7 @@ pub trait DriverApi: Send + Sync {
     fn clock(&self) -> TickClock;
     fn served_tokens(&self) -> &ServedTokens;
     /// Waits for a lease. Dropping the future leaves the queue.
-    fn park(&self, parking: ParkRequest) -> DriverFuture<'_, Result<GrantedLease, Fault>>;
+    fn park(&self, request: ParkRequest) -> DriverFuture<'_, Result<GrantedLease, Fault>>;
     /// Reports that the stub in front of an engine rejected a request.
     fn report_gated(&self, engine: EngineId, generation: Generation);
     /// Completes when [`Self::view`] and [`Self::report`] are up to date.
@@ -41,7 +41,7 @@ pub trait DriverApi: Send + Sync {
     fn submit_order(
         &self,
         model: ModelName,
-        order: OperatorAction,
+        action: OperatorAction,
     ) -> DriverFuture<'_, Result<OperationId, String>>;
 }
 
@@ -58,8 +58,8 @@ impl DriverApi for DriverHandle {
         self.served_tokens()
     }
 
-    fn park(&self, parking: ParkRequest) -> DriverFuture<'_, Result<GrantedLease, Fault>> {
-        Box::pin(self.park(parking))
+    fn park(&self, request: ParkRequest) -> DriverFuture<'_, Result<GrantedLease, Fault>> {
+        Box::pin(self.park(request))
     }
 
     fn report_gated(&self, engine: EngineId, generation: Generation) {
@@ -89,8 +89,8 @@ impl DriverApi for DriverHandle {
     fn submit_order(
         &self,
         model: ModelName,
-        order: OperatorAction,
+        action: OperatorAction,
     ) -> DriverFuture<'_, Result<OperationId, String>> {
-        Box::pin(self.submit_order(model, order))
+        Box::pin(self.submit_order(model, action))
     }
 }

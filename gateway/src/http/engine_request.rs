@@ -132,8 +132,8 @@ enum RetryReason {
 struct UndeliveredResponse(Option<Box<EngineResponse>>);
 
 impl UndeliveredResponse {
-    const fn new(answer: Box<EngineResponse>) -> Self {
-        Self(Some(answer))
+    const fn new(response: Box<EngineResponse>) -> Self {
+        Self(Some(response))
     }
 
     fn take(mut self) -> Result<Box<EngineResponse>, Fault> {
@@ -162,7 +162,7 @@ impl EngineRequest {
     /// costly.
     pub(crate) async fn run_inline(&self) -> Result<Box<EngineResponse>, Fault> {
         let answer = match self.acquire_lease().await {
-            Ok(place) => self.run_attempts(place, None).await,
+            Ok(endpoint) => self.run_attempts(endpoint, None).await,
             Err(fault) => Err(fault),
         };
         answer.map_err(|fault| self.redact_fault(fault))
@@ -177,44 +177,44 @@ impl EngineRequest {
 
     /// Runs in its own task. So the engine's response is read to its end even after the client disconnects.
     async fn run_detached(self) -> Result<Box<EngineResponse>, Fault> {
-        let (mut tell, told) = oneshot::channel();
+        let (mut response_tx, response_rx) = oneshot::channel();
         tokio::task::spawn_local(async move {
             // Without a lease there is no response to drain: a client that disconnects leaves the queue.
-            let place = tokio::select! {
+            let endpoint = tokio::select! {
                 biased;
-                () = tell.closed() => return,
-                place = self.acquire_lease() => place,
+                () = response_tx.closed() => return,
+                endpoint = self.acquire_lease() => endpoint,
             };
-            let answer = match place {
-                Ok(place) => self.run_attempts(place, Some(&mut tell)).await,
+            let answer = match endpoint {
+                Ok(endpoint) => self.run_attempts(endpoint, Some(&mut response_tx)).await,
                 Err(fault) => Err(fault),
             };
             let answer = answer.map_err(|fault| self.redact_fault(fault));
-            drop(tell.send(answer.map(UndeliveredResponse::new)));
+            drop(response_tx.send(answer.map(UndeliveredResponse::new)));
         });
-        told.await.unwrap_or(Err(Fault::Internal)).and_then(UndeliveredResponse::take)
+        response_rx.await.unwrap_or(Err(Fault::Internal)).and_then(UndeliveredResponse::take)
     }
 
     async fn acquire_lease(&self) -> Result<LeasedEndpoint, Fault> {
         match self.try_acquire_lease(None) {
-            Some(place) => {
+            Some(endpoint) => {
                 self.context.set_forwarded_at_once();
-                Ok(place)
+                Ok(endpoint)
             }
             None => self.park().await,
         }
     }
 
-    /// `client`: the channel to the client, where the request outlives its client.
+    /// `response_tx`: the channel to the client, where the request outlives its client.
     async fn run_attempts(
         &self,
         first: LeasedEndpoint,
-        mut client: Option<&mut oneshot::Sender<Result<UndeliveredResponse, Fault>>>,
+        mut response_tx: Option<&mut oneshot::Sender<Result<UndeliveredResponse, Fault>>>,
     ) -> Result<Box<EngineResponse>, Fault> {
-        let mut place = first;
+        let mut endpoint = first;
         let (mut canaries, mut absences) = (0, 0);
         loop {
-            match self.attempt(place).await {
+            match self.attempt(endpoint).await {
                 AttemptOutcome::Answered(answer) => return Ok(answer),
                 AttemptOutcome::Failed(fault) => return Err(fault),
                 AttemptOutcome::Retry(fault, RetryReason::Canary) => {
@@ -231,27 +231,27 @@ impl EngineRequest {
                     }
                     if let Some(other) = self.try_acquire_lease(Some(&engine)) {
                         self.context.retried();
-                        place = other;
+                        endpoint = other;
                         continue;
                     }
                     until_revoked(&gate).await;
                 }
             }
             self.context.retried();
-            if let Some(bill) = &self.quota_charge {
-                bill.reset_for_retry();
+            if let Some(charge) = &self.quota_charge {
+                charge.reset_for_retry();
             }
-            let left = async {
-                match &mut client {
+            let disconnected = async {
+                match &mut response_tx {
                     Some(client) => client.closed().await,
                     None => std::future::pending().await,
                 }
             };
             // Do not wake a model for a client that has disconnected.
-            place = tokio::select! {
+            endpoint = tokio::select! {
                 biased;
-                () = left => return Err(Fault::ClientDisconnected { phase: DisconnectPhase::Parked }),
-                place = self.park() => place?,
+                () = disconnected => return Err(Fault::ClientDisconnected { phase: DisconnectPhase::Parked }),
+                endpoint = self.park() => endpoint?,
             };
         }
     }
@@ -328,11 +328,11 @@ impl EngineRequest {
         })
     }
 
-    async fn attempt(&self, place: LeasedEndpoint) -> AttemptOutcome {
-        self.context.record_engine(&place.target.engine);
+    async fn attempt(&self, endpoint: LeasedEndpoint) -> AttemptOutcome {
+        self.context.record_engine(&endpoint.target.engine);
         self.context.set_phase(DisconnectPhase::Connecting);
         let LeasedEndpoint { target, body, lease, gate, canary, behind_stub: stub, attempt: attempted } =
-            place;
+            endpoint;
         let (engine, generation) = (target.engine.clone(), target.generation);
         let timeouts = &self.config.timeouts;
         let now = Instant::now();

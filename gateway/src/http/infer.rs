@@ -57,7 +57,7 @@ struct ReceivedBody {
 impl RequestHandler {
     pub(super) async fn infer(
         self,
-        asking: PendingRequest,
+        pending: PendingRequest,
         exchange: ConnectionExchangeGuard,
     ) -> Response<ClientResponseBody> {
         let PendingRequest {
@@ -69,17 +69,17 @@ impl RequestHandler {
             body,
             key,
             config,
-        } = asking;
+        } = pending;
         if names_hops {
             // Before the gateway adds its own headers, since the client's `Connection` may name those too.
             remove_hop_by_hop(&mut headers);
         }
-        let payers = ChargedBodyCounters {
+        let counters = ChargedBodyCounters {
             total: Arc::clone(&self.worker.server.body_bytes),
             address: self.socket.body_bytes(),
             key: key.as_ref().map(|key| Arc::clone(&key.body_bytes)),
         };
-        let (body, charge) = match body::read(body, &config.limits, payers).await {
+        let (body, charge) = match body::read(body, &config.limits, counters).await {
             Ok(read) => read,
             Err(fault) => {
                 let response = self.refuse_unread(&fault, exchange);
@@ -88,9 +88,9 @@ impl RequestHandler {
         };
         let at = self.context.body_received(body.len());
         let received = ReceivedBody { body, guard: charge, received_at: at };
-        let job = self.build_engine_request(call, headers, received, key.clone(), config, timeout).await;
-        let (mut response, now) = match job {
-            Ok(job) => self.run(job, beats, exchange).await,
+        let request = self.build_engine_request(call, headers, received, key.clone(), config, timeout).await;
+        let (mut response, now) = match request {
+            Ok(request) => self.run(request, beats, exchange).await,
             Err(fault) => (self.refuse(&fault, exchange), Instant::now()),
         };
         let now = self.worker.server.driver.clock().tick_at(now);
@@ -103,7 +103,7 @@ impl RequestHandler {
     /// Resolves the model and assembles the request for its engine.
     async fn build_engine_request(
         &self,
-        call: RoutedRequest,
+        routed: RoutedRequest,
         mut headers: HeaderMap,
         received: ReceivedBody,
         key: Option<Arc<ApiKey>>,
@@ -111,10 +111,10 @@ impl RequestHandler {
         timeout: Option<Millis>,
     ) -> Result<EngineRequest, Fault> {
         let ReceivedBody { body, guard: charge, received_at: at } = received;
-        let head = call.read_routing_fields(&body).await?;
+        let head = routed.read_routing_fields(&body).await?;
         let (model, plural, max_wait) = {
             let routes = self.worker.server.driver.routes();
-            let model = call.resolve_model(&head, &routes.registry, key.as_deref())?;
+            let model = routed.resolve_model(&head, &routes.registry, key.as_deref())?;
             let route = routes.models.get(&model);
             let plural = route.is_some_and(|route| affinity::is_multi_engine(route));
             let max_wait = route.and_then(|route| route.max_wait);
@@ -125,7 +125,7 @@ impl RequestHandler {
         self.context.set_model(&model);
         let spec = config.engines.get(&model).cloned();
         let gone = || Fault::ModelNotFound {
-            model: client_text::sanitize(call.requested_name(&head)),
+            model: client_text::sanitize(routed.requested_name(&head)),
             suggestions: Vec::new(),
         };
         let spec = spec.ok_or_else(gone)?;
@@ -137,16 +137,16 @@ impl RequestHandler {
         self.context.set_trace_headers(&mut headers);
         let stream = head.stream;
         let client = self.client_hash(key.as_deref(), &head, &headers);
-        let ties = affinity::AffinityKeys::from_request(&head, &body, plural, config.affinity).await;
-        let wish = AdmissionRequest {
-            requested_name: call.requested_name(&head),
+        let affinity_keys = affinity::AffinityKeys::from_request(&head, &body, plural, config.affinity).await;
+        let request = AdmissionRequest {
+            requested_name: routed.requested_name(&head),
             model: &model,
             max_tokens: head.max_tokens,
-            generates: call.may_stream,
-            runs_model: call.runs_model,
+            generates: routed.may_stream,
+            runs_model: routed.runs_model,
             stream,
         };
-        let bill = self.admit(key.as_ref(), wish, (&headers, &body), at).await?;
+        let quota_charge = self.admit(key.as_ref(), request, (&headers, &body), at).await?;
         let name = if let Cow::Owned(name) = head.model { Some(name) } else { None };
         let range = head.model_range;
         Ok(EngineRequest {
@@ -154,21 +154,21 @@ impl RequestHandler {
             context: Rc::clone(&self.context),
             config,
             model,
-            body: call.routed_body(body, range, name),
+            body: routed.routed_body(body, range, name),
             spec,
-            method: call.method,
-            path: call.path,
+            method: routed.method,
+            path: routed.path,
             headers,
             sends_request_id: names_id,
             _body_guard: charge,
             stream,
             form: self.form,
-            affinity: ties,
+            affinity: affinity_keys,
             key,
             client_hash: client,
-            quota_charge: bill,
+            quota_charge,
             deadline,
-            may_park: call.may_park,
+            may_park: routed.may_park,
             parked_notify: stream.then(|| Rc::new(Notify::new())),
         })
     }
@@ -192,40 +192,40 @@ impl RequestHandler {
     /// Also returns when the head was ready.
     async fn run(
         &self,
-        job: EngineRequest,
+        request: EngineRequest,
         beats: bool,
         exchange: ConnectionExchangeGuard,
     ) -> (Response<ClientResponseBody>, Instant) {
-        let live = StreamingBodyContext {
+        let body_context = StreamingBodyContext {
             socket: Rc::clone(&self.socket),
             context: Rc::clone(&self.context),
-            on_disconnect: job.spec.on_disconnect,
+            on_disconnect: request.spec.on_disconnect,
             form: self.form,
-            stall_timeout: job.config.limits.client_stall.duration(),
+            stall_timeout: request.config.limits.client_stall.duration(),
         };
-        let stream = job.config.stream;
-        let answer = if let Some(parked) = job.parked_notify.clone() {
-            let mut running: response_body::EngineResponseFuture = Box::pin(job.run());
+        let stream = request.config.stream;
+        let answer = if let Some(parked) = request.parked_notify.clone() {
+            let mut response: response_body::EngineResponseFuture = Box::pin(request.run());
             let grace = async {
                 parked.notified().await;
                 tokio::time::sleep(stream.grace.duration()).await;
             };
             tokio::select! {
                 biased;
-                answer = &mut running => answer,
+                answer = &mut response => answer,
                 () = grace => {
-                    let reply = ClientResponseBody::streaming(StreamingBody::waiting(running, beats.then_some(&stream), live), exchange);
+                    let reply = ClientResponseBody::streaming(StreamingBody::waiting(response, beats.then_some(&stream), body_context), exchange);
                     return (event_stream_response(reply), Instant::now());
                 }
             }
-        } else if job.spec.on_disconnect == OnDisconnect::Drain {
-            job.run().await
+        } else if request.spec.on_disconnect == OnDisconnect::Drain {
+            request.run().await
         } else {
-            job.run_inline().await
+            request.run_inline().await
         };
         let now = Instant::now();
         let response = match answer {
-            Ok(answer) => self.relay_response(answer, live, exchange, now),
+            Ok(answer) => self.relay_response(answer, body_context, exchange, now),
             Err(fault) => self.refuse(&fault, exchange),
         };
         (response, now)
@@ -233,18 +233,20 @@ impl RequestHandler {
 
     fn relay_response(
         &self,
-        mut answer: Box<EngineResponse>,
-        live: StreamingBodyContext,
+        mut response: Box<EngineResponse>,
+        streaming_body: StreamingBodyContext,
         exchange: ConnectionExchangeGuard,
         now: Instant,
     ) -> Response<ClientResponseBody> {
         let mut head = Response::new(());
-        *head.status_mut() = answer.response.status();
-        std::mem::swap(head.headers_mut(), answer.response.headers_mut());
+        *head.status_mut() = response.response.status();
+        std::mem::swap(head.headers_mut(), response.response.headers_mut());
         if let Some(waited) = self.context.wait() {
             add_wait_headers(&mut head, waited, &self.context);
         }
-        head.map(|()| ClientResponseBody::streaming(StreamingBody::relayed(answer, live, now), exchange))
+        head.map(|()| {
+            ClientResponseBody::streaming(StreamingBody::relayed(response, streaming_body, now), exchange)
+        })
     }
 }
 

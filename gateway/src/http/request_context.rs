@@ -149,9 +149,9 @@ impl RequestContext {
         })
     }
 
-    pub(crate) fn set_recorder(&self, notes: Option<RequestRecorder>) {
-        if let Some(notes) = notes {
-            self.recorder.get_or_init(|| Box::new(RefCell::new(notes)));
+    pub(crate) fn set_recorder(&self, recorder: Option<RequestRecorder>) {
+        if let Some(recorder) = recorder {
+            self.recorder.get_or_init(|| Box::new(RefCell::new(recorder)));
         }
     }
 
@@ -161,17 +161,17 @@ impl RequestContext {
     }
 
     fn with_recorder(&self, note: impl FnOnce(&mut RequestRecorder)) {
-        if let Some(notes) = self.recorder.get() {
-            note(&mut notes.borrow_mut());
+        if let Some(recorder) = self.recorder.get() {
+            note(&mut recorder.borrow_mut());
         }
     }
 
     /// Sends the engine this request's own span as its parent. Without tracing, the client's own headers pass through.
     pub(crate) fn set_trace_headers(&self, headers: &mut HeaderMap) {
-        self.with_recorder(|notes| {
-            if let Some(own) = notes.traceparent() {
-                headers.insert(TRACEPARENT, own);
-                if !notes.has_parent() {
+        self.with_recorder(|recorder| {
+            if let Some(traceparent) = recorder.traceparent() {
+                headers.insert(TRACEPARENT, traceparent);
+                if !recorder.has_parent() {
                     headers.remove(TRACESTATE);
                 }
             }
@@ -180,22 +180,22 @@ impl RequestContext {
 
     pub(crate) fn set_phase(&self, phase: DisconnectPhase) {
         self.phase.set(phase);
-        self.with_recorder(|notes| notes.enter_phase(phase));
+        self.with_recorder(|recorder| recorder.enter_phase(phase));
     }
 
     /// Records the engine of the next attempt.
     pub(crate) fn record_engine(&self, engine: &EngineId) {
-        self.with_recorder(|notes| notes.set_engine(engine));
+        self.with_recorder(|recorder| recorder.set_engine(engine));
     }
 
     /// Records the engine's token usage so far.
     pub(crate) fn record_usage(&self, usage: TokenUsage) {
-        self.with_recorder(|notes| notes.set_usage(usage));
+        self.with_recorder(|recorder| recorder.set_usage(usage));
     }
 
     /// Records a failed attempt, which the client may never see.
     pub(crate) fn record_failed_attempt(&self, code: &'static str) {
-        self.with_recorder(|notes| notes.fail_phase(code));
+        self.with_recorder(|recorder| recorder.fail_phase(code));
     }
 
     pub(crate) fn set_model(&self, model: &ModelName) {
@@ -349,14 +349,14 @@ impl Drop for ParkedTimer {
 
 impl Drop for RequestContext {
     fn drop(&mut self) {
-        let left = (!self.is_complete.get()).then(|| self.phase.get());
+        let left_in_phase = (!self.is_complete.get()).then(|| self.phase.get());
         let waited = self.wait.get();
         let finished = FinishedRequest {
             route: self.route,
             model: self.model_metrics.get().map(AsRef::as_ref),
-            status: left.map_or_else(|| self.status.get().unwrap_or(500), |_| 499),
+            status: left_in_phase.map_or_else(|| self.status.get().unwrap_or(500), |_| 499),
             code: self.code.get(),
-            left_in_phase: left,
+            left_in_phase,
             cold_start: waited.and_then(|waited| waited.cold_start),
             parked_for: self.parked_for.get(),
             first_byte: self.first_byte.get(),
@@ -371,22 +371,22 @@ impl Drop for RequestContext {
             bytes_out: self.bytes_out.get(),
         };
         self.metrics_sink.request_finished(&finished);
-        let Some(notes) = self.recorder.take() else { return };
-        let ended = RequestOutcome {
+        let Some(recorder) = self.recorder.take() else { return };
+        let outcome = RequestOutcome {
             id: Some(self.id.clone()),
             route: self.route,
             model: self.model.take(),
             key: self.key_name.take(),
             status: finished.status,
             code: finished.code,
-            left_in_phase: left,
+            left_in_phase,
             cold_start: finished.cold_start,
             wait: finished.parked_for,
             retries: finished.retries,
             bytes_in: finished.bytes_in,
             bytes_out: finished.bytes_out,
         };
-        notes.into_inner().finish(ended);
+        recorder.into_inner().finish(outcome);
     }
 }
 

@@ -68,9 +68,9 @@ enum ResponseContent {
 pub(crate) struct ResponseAborted;
 
 impl ClientResponseBody {
-    pub(crate) fn text(text: Bytes, track: Rc<RequestContext>, exchange: ConnectionExchangeGuard) -> Self {
+    pub(crate) fn text(text: Bytes, context: Rc<RequestContext>, exchange: ConnectionExchangeGuard) -> Self {
         exchange.note_handed();
-        Self { content: ResponseContent::Text(Some(text)), context: track, exchange }
+        Self { content: ResponseContent::Text(Some(text)), context, exchange }
     }
 
     /// Drops the text, for a response to HEAD.
@@ -86,9 +86,13 @@ impl ClientResponseBody {
         matches!(self.content, ResponseContent::Streaming(_))
     }
 
-    pub(crate) fn streaming(live: Rc<StreamingBody>, exchange: ConnectionExchangeGuard) -> Self {
+    pub(crate) fn streaming(streaming_body: Rc<StreamingBody>, exchange: ConnectionExchangeGuard) -> Self {
         exchange.note_handed();
-        Self { context: Rc::clone(&live.context), content: ResponseContent::Streaming(live), exchange }
+        Self {
+            context: Rc::clone(&streaming_body.context),
+            content: ResponseContent::Streaming(streaming_body),
+            exchange,
+        }
     }
 
     /// Polls the next frame. `memory`: scratch space of a caller that writes the frame before it polls again; the frame
@@ -102,7 +106,7 @@ impl ClientResponseBody {
                 self.context.add_bytes_out(text.as_ref().map_or(0, Bytes::len));
                 Poll::Ready(text.map(|text| Ok(ScratchFrame::Owned(text))))
             }
-            ResponseContent::Streaming(live) => live.poll(memory, cx),
+            ResponseContent::Streaming(streaming_body) => streaming_body.poll(memory, cx),
         };
         if matches!(next, Poll::Ready(Some(Ok(_)))) {
             self.exchange.note_handed();
@@ -112,12 +116,12 @@ impl ClientResponseBody {
 
     /// Tracks the bytes of a stream on HTTP/2. On HTTP/1.1 a client that reads nothing blocks the socket, so no
     /// tracking is needed.
-    fn track_bytes(&self, piece: ScratchFrame) -> TrackedBytes {
+    fn track_bytes(&self, frame: ScratchFrame) -> TrackedBytes {
         // `into_bytes` copies only out of scratch memory, and no caller lent any here.
-        let bytes = piece.into_bytes(&[]);
+        let bytes = frame.into_bytes(&[]);
         match &self.content {
-            ResponseContent::Streaming(live) if live.socket.is_multiplexed() => {
-                TrackedBytes::tracked(live, bytes)
+            ResponseContent::Streaming(streaming_body) if streaming_body.socket.is_multiplexed() => {
+                TrackedBytes::tracked(streaming_body, bytes)
             }
             ResponseContent::Streaming(_) | ResponseContent::Text(_) => TrackedBytes::untracked(bytes),
         }
@@ -136,13 +140,13 @@ impl Body for ClientResponseBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<TrackedBytes>, ResponseAborted>>> {
         let next = ready!(self.poll_next(None, cx));
-        Poll::Ready(next.map(|piece| piece.map(|piece| Frame::data(self.track_bytes(piece)))))
+        Poll::Ready(next.map(|frame| frame.map(|frame| Frame::data(self.track_bytes(frame)))))
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.content {
             ResponseContent::Text(text) => text.as_ref().is_none_or(Bytes::is_empty),
-            ResponseContent::Streaming(live) => match &*live.state.borrow() {
+            ResponseContent::Streaming(streaming_body) => match &*streaming_body.state.borrow() {
                 StreamingState::Ended => true,
                 StreamingState::Relayed(body) => body.is_end_stream(),
                 _ => false,
@@ -155,7 +159,7 @@ impl Body for ClientResponseBody {
             ResponseContent::Text(text) => {
                 SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64))
             }
-            ResponseContent::Streaming(live) => match &*live.state.borrow() {
+            ResponseContent::Streaming(streaming_body) => match &*streaming_body.state.borrow() {
                 StreamingState::Relayed(body) => body.size_hint(),
                 StreamingState::Ended => SizeHint::with_exact(0),
                 _ => SizeHint::default(),
@@ -176,14 +180,16 @@ impl downstream::ScratchBody for ClientResponseBody {
 
 impl Drop for ClientResponseBody {
     fn drop(&mut self) {
-        let ended = match &self.content {
+        let ended_at = match &self.content {
             ResponseContent::Text(_) => None,
             // hyper stops polling once a body reports its end, and never polls the body of a response to HEAD.
-            ResponseContent::Streaming(live) if self.is_end_stream() => live.ended_at.get(),
+            ResponseContent::Streaming(streaming_body) if self.is_end_stream() => {
+                streaming_body.ended_at.get()
+            }
             ResponseContent::Streaming(_) => return,
         };
         // One clock read serves both records, and a known end needs none.
-        let now = ended.unwrap_or_else(Instant::now);
+        let now = ended_at.unwrap_or_else(Instant::now);
         self.context.set_complete_at(now);
         self.exchange.set_ended_at(now);
     }

@@ -8,7 +8,7 @@ use super::{WorkerContext, request_context::RequestContext, response_body::Clien
 use crate::driver::{ColdStart, WaitBreakdown};
 
 /// Renders a refusal for a connection on which no request could be read.
-pub(crate) fn error_response_bytes(core: &WorkerContext, fault: &Fault) -> Vec<u8> {
+pub(crate) fn error_response_bytes(worker: &WorkerContext, fault: &Fault) -> Vec<u8> {
     let response = openai::error::response(fault, openai::ApiSchema::OpenAi);
     let body = openai::error::body(fault, openai::ApiSchema::OpenAi);
     let status = response.status();
@@ -21,7 +21,7 @@ pub(crate) fn error_response_bytes(core: &WorkerContext, fault: &Fault) -> Vec<u
     }
     bytes.extend_from_slice(REQUEST_ID.as_str().as_bytes());
     bytes.extend_from_slice(b": ");
-    bytes.extend_from_slice(core.ids.keep_or_make(None).as_bytes());
+    bytes.extend_from_slice(worker.ids.keep_or_make(None).as_bytes());
     let rest = format!("\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
     bytes.extend_from_slice(rest.as_bytes());
     bytes.extend_from_slice(&body);
@@ -29,8 +29,8 @@ pub(crate) fn error_response_bytes(core: &WorkerContext, fault: &Fault) -> Vec<u
 }
 
 /// The head of a stream that has no data yet.
-pub(super) fn event_stream_response(reply: ClientResponseBody) -> Response<ClientResponseBody> {
-    let mut response = Response::new(reply);
+pub(super) fn event_stream_response(body: ClientResponseBody) -> Response<ClientResponseBody> {
+    let mut response = Response::new(body);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform"));
@@ -39,7 +39,7 @@ pub(super) fn event_stream_response(reply: ClientResponseBody) -> Response<Clien
 }
 
 /// Adds headers that split the request's wait into its parts.
-pub(super) fn add_wait_headers(head: &mut Response<()>, waited: WaitBreakdown, track: &RequestContext) {
+pub(super) fn add_wait_headers(head: &mut Response<()>, waited: WaitBreakdown, context: &RequestContext) {
     let headers = head.headers_mut();
     if let Some(cold_start) = waited.cold_start {
         let kind = match cold_start {
@@ -49,7 +49,7 @@ pub(super) fn add_wait_headers(head: &mut Response<()>, waited: WaitBreakdown, t
         };
         headers.insert("x-rouse-cold-start", HeaderValue::from_static(kind));
     }
-    let first_byte = track.since_arrival().0.saturating_sub(waited.queue.0);
+    let first_byte = context.since_arrival().0.saturating_sub(waited.queue.0);
     let timing =
         format!("queue;dur={}, wake;dur={}, first-byte;dur={first_byte}", waited.queue.0, waited.wake.0);
     if let Ok(timing) = HeaderValue::try_from(timing) {

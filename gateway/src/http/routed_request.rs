@@ -107,16 +107,16 @@ impl RoutedRequest {
     }
 
     /// A request on an engine's own path.
-    pub(super) fn for_passthrough(found: PassthroughTarget, parts: &request::Parts) -> Result<Self, Fault> {
+    pub(super) fn for_passthrough(target: PassthroughTarget, parts: &request::Parts) -> Result<Self, Fault> {
         let asks = parts.method == Method::POST;
-        let known = InferenceRoute::from_path(found.path.path());
+        let known = InferenceRoute::from_path(target.path.path());
         let body = match known {
             _ if !asks => BodyFormat::Empty,
             _ if content_type_contains(&parts.headers, "multipart/form-data") => {
                 BodyFormat::multipart(&parts.headers, false)?
             }
             _ => BodyFormat::ModelOptional {
-                json_required: found.spec.kind != EngineKind::Custom
+                json_required: target.spec.kind != EngineKind::Custom
                     || content_type_contains(&parts.headers, "json"),
             },
         };
@@ -128,12 +128,12 @@ impl RoutedRequest {
             runs_model: known.is_none_or(InferenceRoute::runs_model),
             rejects_background: known == Some(InferenceRoute::Responses),
             path_model: Some(PathModel {
-                model: found.model,
-                requested_name: found.requested_name,
-                spec: found.spec,
+                model: target.model,
+                requested_name: target.requested_name,
+                spec: target.spec,
             }),
             body_format: body,
-            path: found.path,
+            path: target.path,
         })
     }
 

@@ -11,8 +11,12 @@ const MAX_SUGGESTIONS: usize = 3;
 const MIN_NAME_BYTES: usize = 3;
 
 /// Makes the fault for an unknown name. Suggests only names that the key may use: a refusal must not reveal others.
-pub(super) fn model_not_found(registry: &ModelNameIndex, key: Option<&ApiKey>, asked: &str) -> Fault {
-    let model = client_text::sanitize(asked);
+pub(super) fn model_not_found(
+    registry: &ModelNameIndex,
+    key: Option<&ApiKey>,
+    requested_model: &str,
+) -> Fault {
+    let model = client_text::sanitize(requested_model);
     let wanted = normalize(&model);
     let usable = registry.iter().filter(|(_, model)| key.is_none_or(|key| key.may_use(model)));
     let near =

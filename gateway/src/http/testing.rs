@@ -255,10 +255,10 @@ impl DriverApi for ScriptedDriver {
         &self.served_tokens
     }
 
-    fn park(&self, parking: ParkRequest) -> DriverFuture<'_, Result<GrantedLease, Fault>> {
-        let (answer, told) = oneshot::channel();
-        self.parked.send(ParkedRequest { parking, answer }).unwrap_or_default();
-        Box::pin(async move { told.await.unwrap_or(Err(Fault::ControlPlaneUnavailable)) })
+    fn park(&self, request: ParkRequest) -> DriverFuture<'_, Result<GrantedLease, Fault>> {
+        let (answer, reply_rx) = oneshot::channel();
+        self.parked.send(ParkedRequest { parking: request, answer }).unwrap_or_default();
+        Box::pin(async move { reply_rx.await.unwrap_or(Err(Fault::ControlPlaneUnavailable)) })
     }
 
     fn report_gated(&self, engine: EngineId, _: Generation) {
@@ -304,10 +304,10 @@ impl DriverApi for ScriptedDriver {
     fn submit_order(
         &self,
         model: ModelName,
-        order: OperatorAction,
+        action: OperatorAction,
     ) -> DriverFuture<'_, Result<OperationId, String>> {
         Box::pin(async move {
-            match order {
+            match action {
                 OperatorAction::Stop => Err(format!("{model} is pinned")),
                 OperatorAction::Sleep { level: Some(SleepLevel::Two) } => Ok(OperationId(2)),
                 _ => Ok(OperationId(1)),

@@ -222,11 +222,11 @@ impl TokenEstimateInput {
 
 impl QuotaReservation {
     /// Limits a reported usage to the most that is plausible for an answer of this many bytes.
-    pub(crate) fn clamp_usage(&self, told: TokenUsage, answer: u64, limits: &RateLimits) -> TokenUsage {
+    pub(crate) fn clamp_usage(&self, reported: TokenUsage, answer: u64, limits: &RateLimits) -> TokenUsage {
         let most =
             self.max_plausible_tokens.saturating_add(answer).max(limits.tokens.unwrap_or(MAX_CONTEXT_TOKENS));
-        let prompt = told.prompt.min(most);
-        TokenUsage { prompt, completion: told.completion.min(most - prompt) }
+        let prompt = reported.prompt.min(most);
+        TokenUsage { prompt, completion: reported.completion.min(most - prompt) }
     }
 }
 
@@ -241,8 +241,8 @@ impl QuotaState {
         }
         let mut less = reservation.tokens - used;
         // Tokens raised later were seen to be used, so the last raise returns its surplus first.
-        for (slot, taken) in [reservation.raised, reservation.admitted] {
-            let back = less.min(taken);
+        for (slot, amount) in [reservation.raised, reservation.admitted] {
+            let back = less.min(amount);
             if self.tokens.refund(slot, back) {
                 less -= back;
             }

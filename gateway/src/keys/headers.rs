@@ -48,15 +48,15 @@ pub(crate) fn add_limit_headers(key: &ApiKey, now: Tick, headers: &mut HeaderMap
     // One allocation holds all six values and their reference count; six separate values would take two allocations
     // each.
     let mut text = LimitHeaderText { bytes: [0; MAX_TEXT_BYTES], length: 0 };
-    let standings = key.account.status(&key.limits, now);
-    let ranges = standings.map(|standing| {
-        standing.map(|standing| {
+    let statuses = key.account.status(&key.limits, now);
+    let ranges = statuses.map(|status| {
+        status.map(|status| {
             let begin = text.length;
-            write_number(&mut text, standing.limit);
+            write_number(&mut text, status.limit);
             let limit = text.length;
-            write_number(&mut text, standing.remaining);
+            write_number(&mut text, status.remaining);
             let remaining = text.length;
-            write_duration(&mut text, standing.reset);
+            write_duration(&mut text, status.reset);
             [begin..limit, limit..remaining, remaining..text.length]
         })
     });
@@ -73,8 +73,8 @@ pub(crate) fn add_limit_headers(key: &ApiKey, now: Tick, headers: &mut HeaderMap
 impl LimitHeaderText {
     fn push(&mut self, more: &[u8]) {
         let end = self.length + more.len();
-        if let Some(room) = self.bytes.get_mut(self.length..end) {
-            room.copy_from_slice(more);
+        if let Some(target) = self.bytes.get_mut(self.length..end) {
+            target.copy_from_slice(more);
             self.length = end;
         }
     }

@@ -181,15 +181,16 @@ impl QuotaCharge {
 
     /// The used tokens, and whether the engine counted them.
     fn used(&self, reservation: &QuotaReservation) -> (TokenUsage, bool) {
-        let said = self.usage.get();
-        let told = said.map(|told| reservation.clamp_usage(told, self.bytes_out.get(), &self.key.limits));
-        match (self.stage.get(), told) {
-            (ChargeStage::Complete, Some(used)) => return (used, told == said),
-            (ChargeStage::Refused, _) => return (told.unwrap_or_default(), told == said),
+        let reported = self.usage.get();
+        let clamped =
+            reported.map(|usage| reservation.clamp_usage(usage, self.bytes_out.get(), &self.key.limits));
+        match (self.stage.get(), clamped) {
+            (ChargeStage::Complete, Some(used)) => return (used, clamped == reported),
+            (ChargeStage::Refused, _) => return (clamped.unwrap_or_default(), clamped == reported),
             _ => {}
         }
         let whole = self.stage.get() == ChargeStage::Complete;
-        let made = match (self.events.get(), told) {
+        let made = match (self.events.get(), clamped) {
             // The first event of a chat names the role and carries no text.
             (events @ 1.., _) => events - 1,
             (0, Some(_)) => 0,
@@ -197,9 +198,9 @@ impl QuotaCharge {
             (0, None) if self.stream && !whole => 0,
             (0, None) => reservation.tokens.saturating_sub(reservation.prompt),
         };
-        let told = told.unwrap_or_default();
-        let prompt = if told.prompt > 0 { told.prompt } else { reservation.prompt };
-        (TokenUsage { prompt, completion: made.max(told.completion) }, false)
+        let clamped = clamped.unwrap_or_default();
+        let prompt = if clamped.prompt > 0 { clamped.prompt } else { reservation.prompt };
+        (TokenUsage { prompt, completion: made.max(clamped.completion) }, false)
     }
 
     /// Settles the charge once; later calls do nothing.
@@ -262,14 +263,14 @@ mod tests {
     #[test]
     fn what_the_engine_counted_replaces_the_reservation() {
         let key = key(1000);
-        let bill = open(&key, true);
+        let charge = open(&key, true);
         assert_eq!(used(&key), (1, 150));
-        let served = Arc::clone(&bill.served_tokens);
-        bill.head_received(true);
-        bill.record_facts(&facts(12, Some((90, 11))));
-        bill.exchange_ended(&ExchangeOutcome::Complete, Instant::now());
+        let served = Arc::clone(&charge.served_tokens);
+        charge.head_received(true);
+        charge.record_facts(&facts(12, Some((90, 11))));
+        charge.exchange_ended(&ExchangeOutcome::Complete, Instant::now());
         assert_eq!(used(&key), (1, 101), "with its last byte");
-        drop(bill);
+        drop(charge);
         assert_eq!(used(&key), (1, 101));
         // The tokens reported while the stream ran exceed the final count, and a report cannot be withdrawn.
         assert_eq!(served.load(Ordering::Relaxed), 100 + 2 * 12);
@@ -279,11 +280,11 @@ mod tests {
     fn a_count_that_cannot_be_costs_at_most_a_minute_and_teaches_nothing() {
         for told in [(u64::from(u32::MAX), 11), (90, u64::MAX)] {
             let key = key(1000);
-            let bill = open(&key, true);
-            bill.head_received(true);
-            bill.record_facts(&facts(12, Some(told)));
-            bill.exchange_ended(&ExchangeOutcome::Complete, Instant::now());
-            drop(bill);
+            let charge = open(&key, true);
+            charge.head_received(true);
+            charge.record_facts(&facts(12, Some(told)));
+            charge.exchange_ended(&ExchangeOutcome::Complete, Instant::now());
+            drop(charge);
             assert_eq!(used(&key), (1, 1000), "{told:?}");
             let later = Tick(1_000_000) + Millis::secs(62);
             let need = TokenEstimateInput { text_bytes: 400, max_tokens: Some(50), generates: true };
@@ -292,11 +293,11 @@ mod tests {
         }
         // A long answer is charged in full, beyond the limit.
         let key = key(1000);
-        let bill = open(&key, false);
-        bill.head_received(true);
-        bill.add_bytes_out(40_000);
-        bill.record_facts(&facts(0, Some((90, 9000))));
-        bill.exchange_ended(&ExchangeOutcome::Complete, Instant::now());
+        let charge = open(&key, false);
+        charge.head_received(true);
+        charge.add_bytes_out(40_000);
+        charge.record_facts(&facts(0, Some((90, 9000))));
+        charge.exchange_ended(&ExchangeOutcome::Complete, Instant::now());
         let [_, tokens] = key.account.status(&key.limits, Tick(1_000_000));
         assert!(tokens.is_some_and(|tokens| tokens.reset > Millis::secs(8 * 60)), "{tokens:?}");
     }
@@ -304,17 +305,17 @@ mod tests {
     #[test]
     fn what_never_reached_an_engine_is_given_back_and_a_refusal_of_an_engine_costs_a_request() {
         let key = key(1000);
-        let bill = open(&key, false);
-        bill.exchange_ended(
+        let charge = open(&key, false);
+        charge.exchange_ended(
             &ExchangeOutcome::Failed(Fault::EngineUnreachable { model: "m".into() }),
             Instant::now(),
         );
-        drop(bill);
+        drop(charge);
         assert_eq!(used(&key), (0, 0));
-        let bill = open(&key, false);
-        bill.head_received(false);
-        bill.exchange_ended(&ExchangeOutcome::Complete, Instant::now());
-        drop(bill);
+        let charge = open(&key, false);
+        charge.head_received(false);
+        charge.exchange_ended(&ExchangeOutcome::Complete, Instant::now());
+        drop(charge);
         assert_eq!(used(&key), (1, 0));
     }
 
@@ -322,64 +323,64 @@ mod tests {
     fn an_engine_that_failed_its_trial_leaves_no_trace_in_the_bill() {
         let key = key(1000);
         let failed = |stream| {
-            let bill = open(&key, stream);
-            bill.head_received(false);
-            bill.record_facts(&facts(1, Some((7, 7))));
-            bill.exchange_ended(&ExchangeOutcome::ClientLeft(DisconnectPhase::Streaming), Instant::now());
-            bill.reset_for_retry();
-            bill
+            let charge = open(&key, stream);
+            charge.head_received(false);
+            charge.record_facts(&facts(1, Some((7, 7))));
+            charge.exchange_ended(&ExchangeOutcome::ClientLeft(DisconnectPhase::Streaming), Instant::now());
+            charge.reset_for_retry();
+            charge
         };
         drop(failed(false));
         assert_eq!(used(&key), (0, 0), "refused in the queue afterwards");
-        let bill = failed(true);
-        bill.exchange_ended(&ExchangeOutcome::ClientLeft(DisconnectPhase::Headers), Instant::now());
-        drop(bill);
+        let charge = failed(true);
+        charge.exchange_ended(&ExchangeOutcome::ClientLeft(DisconnectPhase::Headers), Instant::now());
+        drop(charge);
         assert_eq!(used(&key), (1, 100), "the next engine was at work");
     }
 
     #[test]
     fn what_is_charged_follows_what_the_answer_is_whatever_was_asked_for() {
         let key = key(1000);
-        let bill = open(&key, false);
-        bill.head_received(true);
-        bill.record_facts(&facts(401, None));
+        let charge = open(&key, false);
+        charge.head_received(true);
+        charge.record_facts(&facts(401, None));
         assert_eq!(used(&key), (1, 501 + RESERVE_STEP_TOKENS), "an engine that streams unasked");
-        bill.exchange_ended(&ExchangeOutcome::ClientLeft(DisconnectPhase::Streaming), Instant::now());
-        drop(bill);
+        charge.exchange_ended(&ExchangeOutcome::ClientLeft(DisconnectPhase::Streaming), Instant::now());
+        drop(charge);
         assert_eq!(used(&key), (1, 500));
-        let bill = open(&key, true);
-        bill.head_received(true);
-        bill.record_facts(&facts(0, None));
-        bill.exchange_ended(&ExchangeOutcome::Complete, Instant::now());
-        drop(bill);
+        let charge = open(&key, true);
+        charge.head_received(true);
+        charge.record_facts(&facts(0, None));
+        charge.exchange_ended(&ExchangeOutcome::Complete, Instant::now());
+        drop(charge);
         assert_eq!(used(&key), (2, 650), "a document where a stream was asked for");
     }
 
     #[test]
     fn a_client_that_leaves_pays_for_what_was_made_for_it() {
         let key = key(1000);
-        let bill = open(&key, true);
-        bill.head_received(true);
-        bill.record_facts(&facts(21, None));
-        bill.exchange_ended(&ExchangeOutcome::ClientLeft(DisconnectPhase::Streaming), Instant::now());
-        drop(bill);
+        let charge = open(&key, true);
+        charge.head_received(true);
+        charge.record_facts(&facts(21, None));
+        charge.exchange_ended(&ExchangeOutcome::ClientLeft(DisconnectPhase::Streaming), Instant::now());
+        drop(charge);
         assert_eq!(used(&key), (1, 120));
-        let bill = open(&key, true);
-        bill.exchange_ended(&ExchangeOutcome::ClientLeft(DisconnectPhase::Headers), Instant::now());
-        drop(bill);
+        let charge = open(&key, true);
+        charge.exchange_ended(&ExchangeOutcome::ClientLeft(DisconnectPhase::Headers), Instant::now());
+        drop(charge);
         assert_eq!(used(&key), (2, 220));
     }
 
     #[test]
     fn a_stream_that_says_more_than_was_reserved_takes_more_as_it_goes() {
         let key = key(300);
-        let bill = open(&key, true);
-        bill.head_received(true);
-        bill.record_facts(&facts(500, None));
+        let charge = open(&key, true);
+        charge.head_received(true);
+        charge.record_facts(&facts(500, None));
         assert!(used(&key).1 >= 300, "{:?}", used(&key));
         assert!(key.account.reserve(&key.limits, &"m".into(), asked(), Tick(1_000_001)).is_err());
-        bill.exchange_ended(&ExchangeOutcome::Complete, Instant::now());
-        drop(bill);
+        charge.exchange_ended(&ExchangeOutcome::Complete, Instant::now());
+        drop(charge);
     }
 
     fn asked() -> TokenEstimateInput {

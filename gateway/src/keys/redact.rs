@@ -52,7 +52,7 @@ fn redact_wait(wait: &mut WaitDetails, key: &ApiKey) -> Vec<ModelName> {
 
 /// Replaces each of the names where it stands as a word.
 fn replace_names(text: &str, names: &[ModelName]) -> String {
-    let mut said = String::with_capacity(text.len());
+    let mut redacted = String::with_capacity(text.len());
     let mut rest = text;
     let mut before = None;
     while let Some(next) = rest.chars().next() {
@@ -67,22 +67,22 @@ fn replace_names(text: &str, names: &[ModelName]) -> String {
             })
             .max_by_key(|(length, _)| *length);
         if let Some((_, after)) = longest {
-            said.push_str(REDACTED_NAME);
+            redacted.push_str(REDACTED_NAME);
             (rest, before) = (after, None);
         } else {
-            said.push(next);
+            redacted.push(next);
             before = Some(next);
             rest = rest.strip_prefix(next).unwrap_or_default();
         }
     }
-    said
+    redacted
 }
 
 /// Whether a name continues with this character. A full stop or colon ends a name unless a letter or digit follows.
-fn continues_name(c: Option<char>, then: Option<char>) -> bool {
+fn continues_name(c: Option<char>, next: Option<char>) -> bool {
     match c {
         None => false,
-        Some('.' | ':') => then.is_some_and(char::is_alphanumeric),
+        Some('.' | ':') => next.is_some_and(char::is_alphanumeric),
         Some(c) => c.is_alphanumeric() || matches!(c, '-' | '_' | '/' | '@' | '+'),
     }
 }

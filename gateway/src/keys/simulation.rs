@@ -94,7 +94,7 @@ impl SimulatedStream {
     }
 }
 
-fn run(world: LoadProfile, seed: u64) -> QuotaSimulationResult {
+fn run(profile: LoadProfile, seed: u64) -> QuotaSimulationResult {
     let mut random = SimulationRng(seed);
     let start = Tick(1_700_000_000_000);
     let mut now = start;
@@ -108,7 +108,7 @@ fn run(world: LoadProfile, seed: u64) -> QuotaSimulationResult {
     while passed(now) < used.len() {
         // A minute's limit is some 250 of these requests.
         for _ in 0..1 + random.below(6) {
-            if let Some(stream) = arrive(&key, now, &mut random, world) {
+            if let Some(stream) = arrive(&key, now, &mut random, profile) {
                 if now.since(start) >= Millis::secs(60 * WARMUP_MINUTES) {
                     admitted += stream.prompt + stream.taken;
                 }
@@ -142,37 +142,37 @@ fn run(world: LoadProfile, seed: u64) -> QuotaSimulationResult {
 fn arrive(
     key: &Arc<ApiKey>,
     now: Tick,
-    random: &mut SimulationRng,
-    world: LoadProfile,
+    rng: &mut SimulationRng,
+    profile: LoadProfile,
 ) -> Option<SimulatedStream> {
     // Chats, questions about documents, and long texts, which run for more than a minute.
-    let (prompt, answer) = match random.below(10) {
-        0..6 => (random.around(300), random.around(250)),
-        6..9 => (random.around(3000), random.around(150)),
-        _ => (random.around(200), random.around(2000)),
+    let (prompt, answer) = match rng.below(10) {
+        0..6 => (rng.around(300), rng.around(250)),
+        6..9 => (rng.around(3000), rng.around(150)),
+        _ => (rng.around(200), rng.around(2000)),
     };
     // Three to five bytes per token, and the envelope.
-    let text = usize::try_from(prompt * (30 + random.below(20)) / 10 + 200).ok()?;
-    let max_tokens = match random.below(3) {
+    let text = usize::try_from(prompt * (30 + rng.below(20)) / 10 + 200).ok()?;
+    let max_tokens = match rng.below(3) {
         0 => None,
         1 => Some(4096.max(answer as u32)),
         _ => Some((answer * 2) as u32),
     };
     let clock = TickClock::new(Instant::now(), now);
     let need = TokenEstimateInput { text_bytes: text, max_tokens, generates: true };
-    let bill = QuotaCharge::admit(key, &"m".into(), need, true, (Arc::default(), clock, now)).ok()?;
-    bill.head_received(true);
-    let taken = if random.chance(world.leave_percent) { answer / 2 } else { answer };
+    let charge = QuotaCharge::admit(key, &"m".into(), need, true, (Arc::default(), clock, now)).ok()?;
+    charge.head_received(true);
+    let taken = if rng.chance(profile.leave_percent) { answer / 2 } else { answer };
     Some(SimulatedStream {
-        quota_charge: bill,
+        quota_charge: charge,
         admitted: now,
         prompt,
         answer,
         taken,
         shown: 0,
-        per_second: 15 + random.below(60),
-        tokens_per_event: if random.chance(world.bundled_percent) { 1 + random.below(4) } else { 1 },
-        usage: world.usage,
+        per_second: 15 + rng.below(60),
+        tokens_per_event: if rng.chance(profile.bundled_percent) { 1 + rng.below(4) } else { 1 },
+        usage: profile.usage,
     })
 }
 

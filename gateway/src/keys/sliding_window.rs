@@ -82,16 +82,16 @@ impl SlidingWindow {
         if slot.0 + SLOT_COUNT <= self.newest {
             return false;
         }
-        let mut left = amount - self.remove(slot.0, amount);
-        let owed = left.min(self.debt);
+        let mut remaining = amount - self.remove(slot.0, amount);
+        let owed = remaining.min(self.debt);
         self.debt -= owed;
-        left -= owed;
+        remaining -= owed;
         // The rest was debt at that time and has been charged to later slots since.
         for number in (self.newest.saturating_sub(SLOT_COUNT - 1)..=self.newest).rev() {
-            if left == 0 {
+            if remaining == 0 {
                 break;
             }
-            left -= self.remove(number, left);
+            remaining -= self.remove(number, remaining);
         }
         true
     }
@@ -108,14 +108,14 @@ impl SlidingWindow {
     /// The time until `amount` may be taken, if no other request takes anything. An amount above the limit may be taken
     /// when nothing else counts.
     pub(super) fn time_until_room(&self, limit: u64, amount: u64, now: Tick) -> Millis {
-        let wanted = amount.min(limit).saturating_add(self.debt);
+        let needed = amount.min(limit).saturating_add(self.debt);
         // Debt beyond a minute's limit takes whole minutes.
-        let minutes = wanted.saturating_sub(1) / limit.max(1);
-        let wanted = wanted - minutes * limit;
+        let minutes = needed.saturating_sub(1) / limit.max(1);
+        let needed = needed - minutes * limit;
         let mut used = self.sum;
         let mut wait = Millis::ZERO;
         for slot in (self.newest + 1).saturating_sub(SLOT_COUNT)..=self.newest {
-            if wanted <= limit.saturating_sub(used) {
+            if needed <= limit.saturating_sub(used) {
                 break;
             }
             used -= self.counted(slot);

@@ -53,40 +53,40 @@ impl ModelMetrics {
     }
 
     fn unregistered(name: &str, namespace: &str) -> Self {
-        let mut make = FamilyBuilder { name, namespace, families: Vec::new() };
+        let mut builder = FamilyBuilder { name, namespace, families: Vec::new() };
         let traffic = Arc::default();
         Self {
-            declared: make.namespaced_gauge(
+            declared: builder.namespaced_gauge(
                 "inference_model_memory_declared_bytes",
                 "Declared memory per accelerator",
             ),
-            peak: make.namespaced_gauge(
+            peak: builder.namespaced_gauge(
                 "inference_model_memory_observed_peak_bytes",
                 "Highest observed memory per accelerator; 0 while unknown",
             ),
             utilization: {
-                let opts = make.namespaced_opts(
+                let opts = builder.namespaced_opts(
                     "inference_model_memory_utilization_ratio",
                     "Highest observed memory as a ratio of the declared memory",
                 );
-                make.add(expect_valid(Gauge::with_opts(opts)))
+                builder.add(expect_valid(Gauge::with_opts(opts)))
             },
-            ready: make.namespaced_gauge("inference_model_ready", "1 while the model answers without a wait"),
-            replicas: make.namespaced_gauge(
+            ready: builder.namespaced_gauge("inference_model_ready", "1 while the model answers without a wait"),
+            replicas: builder.namespaced_gauge(
                 "inference_model_replicas",
                 "Engines of the model that exist, asleep or not",
             ),
-            state: make.gauges("rouse_model_state", "1 for the current state of the model", &["state"]),
-            failures: make.gauge(
+            state: builder.gauges("rouse_model_state", "1 for the current state of the model", &["state"]),
+            failures: builder.gauge(
                 "rouse_model_failures",
                 "Consecutive failures of the model's engines since an engine last served",
             ),
-            last_failure_at: make.gauges(
+            last_failure_at: builder.gauges(
                 "rouse_model_last_failure_timestamp_seconds",
                 "Time of the last engine failure by cause, while no engine has served since, in seconds of Unix time",
                 &["cause"],
             ),
-            families: ModelFamilies { permanent: make.families.into(), traffic: Arc::clone(&traffic) },
+            families: ModelFamilies { permanent: builder.families.into(), traffic: Arc::clone(&traffic) },
             name: name.into(),
             namespace: namespace.into(),
             traffic,

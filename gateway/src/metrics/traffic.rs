@@ -37,14 +37,14 @@ pub(super) struct TrafficMetrics {
 
 impl TrafficMetrics {
     pub(super) fn new(name: &str, namespace: &str) -> Self {
-        let mut make = FamilyBuilder { name, namespace, families: Vec::new() };
-        let bytes = make.counters(
+        let mut builder = FamilyBuilder { name, namespace, families: Vec::new() };
+        let bytes = builder.counters(
             "rouse_bytes_total",
             "Body bytes received from clients (in) and sent to clients (out)",
             &["direction"],
         );
         Self {
-            requests: make.counters(
+            requests: builder.counters(
                 "rouse_requests_total",
                 "Completed requests, by route, status class and the kind of cold start that they waited for",
                 &["route", "status", "cold_start"],
@@ -52,55 +52,55 @@ impl TrafficMetrics {
             request_counters: (0..ROUTE_COUNT * STATUS_COUNT * START_COUNT)
                 .map(|_| OnceLock::new())
                 .collect(),
-            first_byte: make.histogram(
+            first_byte: builder.histogram(
                 "rouse_time_to_first_byte_seconds",
                 "Time from the request's head to the response's head, including the wait",
             ),
-            duration: make.histogram(
+            duration: builder.histogram(
                 "rouse_request_duration_seconds",
                 "Time from the request's head to the last byte of the answer",
             ),
-            wait: make
+            wait: builder
                 .histogram("rouse_wait_seconds", "Time that parked requests waited, whatever the outcome"),
             bytes_in: bytes.with_label_values(&["in"]),
             bytes_out: bytes.with_label_values(&["out"]),
-            retries: make
+            retries: builder
                 .counter("rouse_retries_total", "Requests that were retried because a kept connection was closed"),
-            transitions: make.counters(
+            transitions: builder.counters(
                 "rouse_transitions_total",
                 "Launches, wakes, sleeps and stops of engines, by cause and outcome",
                 &["transition", "cause", "outcome"],
             ),
-            transition_seconds: make.histograms(
+            transition_seconds: builder.histograms(
                 "rouse_transition_duration_seconds",
                 "Duration of successful launches, wakes, sleeps and stops",
                 "transition",
             ),
-            evictions: make.counters(
+            evictions: builder.counters(
                 "rouse_evictions_total",
                 "Evictions of the model for another model's memory, by transition (sleep or stop)",
                 &["transition"],
             ),
-            ejections: make.counter(
+            ejections: builder.counter(
                 "rouse_ejections_total",
                 "Ejections of the model's engines because their requests failed",
             ),
-            in_flight: make.gauge(
+            in_flight: builder.gauge(
                 "rouse_in_flight",
                 "Requests that have named their model and are not completely answered, including parked requests",
             ),
-            parked: make.gauge("rouse_parked", "Requests that wait for their model"),
-            leases: make.gauge("rouse_leases", "Requests that hold an engine of the model"),
-            engine_state: make.gauges(
+            parked: builder.gauge("rouse_parked", "Requests that wait for their model"),
+            leases: builder.gauge("rouse_leases", "Requests that hold an engine of the model"),
+            engine_state: builder.gauges(
                 "rouse_engine_state",
                 "1 for the current state of each engine",
                 &["replica", "state"],
             ),
-            ejected_engines: make.gauge(
+            ejected_engines: builder.gauge(
                 "rouse_engines_ejected",
                 "Engines that get no new requests because their requests failed",
             ),
-            families: make.families.into(),
+            families: builder.families.into(),
         }
     }
 

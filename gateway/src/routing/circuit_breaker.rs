@@ -214,8 +214,8 @@ impl BreakerState {
         let tries = self.ejection.as_ref().map_or(0, |out| out.trials);
         let whole = BASE_EJECTION_TIME.0.saturating_mul(1 << tries.min(16)).min(MAX_EJECTION_TIME.0);
         self.jitter_seed = self.jitter_seed.wrapping_add(1);
-        let lot = mix64(self.jitter_seed) % 201;
-        Millis(whole * (900 + lot) / 1000)
+        let draw = mix64(self.jitter_seed) % 201;
+        Millis(whole * (900 + draw) / 1000)
     }
 }
 

@@ -46,16 +46,16 @@ pub struct EndpointCriteria<'a> {
 impl ModelRoute {
     /// Takes a lease on the best engine that grants one.
     #[must_use]
-    pub fn take_lease(&self, wanted: &EndpointCriteria<'_>) -> Option<(&Endpoint, Lease)> {
+    pub fn take_lease(&self, criteria: &EndpointCriteria<'_>) -> Option<(&Endpoint, Lease)> {
         match self.endpoints.as_slice() {
             [] => None,
-            [only] if wanted.exclude == Some(&only.engine) => None,
+            [only] if criteria.exclude == Some(&only.engine) => None,
             [only] => only.gate.take().map(|lease| (only, lease)),
-            _ => match wanted.owner.and_then(|author| self.endpoint_of(author)) {
-                Some(author) if wanted.exclude != Some(&author.engine) => {
-                    author.gate.take().map(|lease| (author, lease))
+            _ => match criteria.owner.and_then(|owner| self.endpoint_of(owner)) {
+                Some(owner) if criteria.exclude != Some(&owner.engine) => {
+                    owner.gate.take().map(|lease| (owner, lease))
                 }
-                _ => self.pick_by_ring(wanted).or_else(|| self.pick_of_two(wanted)),
+                _ => self.pick_by_ring(criteria).or_else(|| self.pick_of_two(criteria)),
             },
         }
     }
@@ -66,53 +66,53 @@ impl ModelRoute {
         self.endpoints.iter().find(|e| e.engine == *engine && e.generation == *generation)
     }
 
-    fn pick_by_ring(&self, wanted: &EndpointCriteria<'_>) -> Option<(&Endpoint, Lease)> {
-        let key = wanted.session.or(wanted.prefix)?;
+    fn pick_by_ring(&self, criteria: &EndpointCriteria<'_>) -> Option<(&Endpoint, Lease)> {
+        let key = criteria.session.or(criteria.prefix)?;
         let mut all = None;
         for at in self.ring.as_ref()?.walk(key) {
-            let Some(candidate) = self.candidate(at, wanted) else { continue };
+            let Some(candidate) = self.candidate(at, criteria) else { continue };
             let endpoint = candidate.endpoint;
             let load = endpoint.load();
             // An idle engine is within any bound, so the others need no check.
             if load > 0
-                && !all.get_or_insert_with(|| self.total_load(wanted)).allows(load, endpoint.gate.limit())
+                && !all.get_or_insert_with(|| self.total_load(criteria)).allows(load, endpoint.gate.limit())
             {
                 continue;
             }
-            if let Some(taken) = candidate.take_lease(wanted.now) {
-                return Some(taken);
+            if let Some(lease) = candidate.take_lease(criteria.now) {
+                return Some(lease);
             }
         }
         None
     }
 
-    fn pick_of_two(&self, wanted: &EndpointCriteria<'_>) -> Option<(&Endpoint, Lease)> {
+    fn pick_of_two(&self, criteria: &EndpointCriteria<'_>) -> Option<(&Endpoint, Lease)> {
         let n = self.endpoints.len();
-        let (one, other) = wanted.rng.two_distinct_below(n);
-        let drawn = match (self.candidate(one, wanted), self.candidate(other, wanted)) {
+        let (one, other) = criteria.rng.two_distinct_below(n);
+        let drawn = match (self.candidate(one, criteria), self.candidate(other, criteria)) {
             (Some(one), Some(other)) if other.endpoint.is_less_loaded(one.endpoint) => {
                 [Some(other), Some(one)]
             }
             drawn => drawn.into(),
         };
         // Full, closed or ejected: try the others in order.
-        let rest = (one + 1..n).chain(0..one).filter_map(|at| self.candidate(at, wanted));
-        drawn.into_iter().flatten().chain(rest).find_map(|one| one.take_lease(wanted.now))
+        let rest = (one + 1..n).chain(0..one).filter_map(|at| self.candidate(at, criteria));
+        drawn.into_iter().flatten().chain(rest).find_map(|one| one.take_lease(criteria.now))
     }
 
-    fn candidate(&self, at: usize, wanted: &EndpointCriteria<'_>) -> Option<EndpointCandidate<'_>> {
-        let endpoint = self.endpoints.get(at).filter(|e| wanted.exclude != Some(&e.engine))?;
+    fn candidate(&self, at: usize, criteria: &EndpointCriteria<'_>) -> Option<EndpointCandidate<'_>> {
+        let endpoint = self.endpoints.get(at).filter(|e| criteria.exclude != Some(&e.engine))?;
         let tries = endpoint.circuit_breaker.is_ejected() && {
             // At most half of all engines stay ejected: the first ones in order.
             let before = self.endpoints.iter().take(at).filter(|e| e.circuit_breaker.is_ejected()).count();
             before < self.endpoints.len() / 2
         };
-        (!tries || endpoint.circuit_breaker.is_trial_due((wanted.now)()))
+        (!tries || endpoint.circuit_breaker.is_trial_due((criteria.now)()))
             .then_some(EndpointCandidate { endpoint, is_trial: tries })
     }
 
-    fn total_load(&self, wanted: &EndpointCriteria<'_>) -> TotalLoad {
-        let usable = (0..self.endpoints.len()).filter_map(|at| self.candidate(at, wanted));
+    fn total_load(&self, criteria: &EndpointCriteria<'_>) -> TotalLoad {
+        let usable = (0..self.endpoints.len()).filter_map(|at| self.candidate(at, criteria));
         usable.fold(TotalLoad { load: 1, limit: 0 }, |sum, EndpointCandidate { endpoint, .. }| TotalLoad {
             load: sum.load + endpoint.load(),
             limit: sum.limit + u64::from(endpoint.gate.limit()),

@@ -95,11 +95,11 @@ mod tests {
         let endpoint = endpoint(0);
         let began = Tick(1_000_000);
         for _ in 0..10 {
-            let mut witness = OutlierReporter::new(&endpoint, began);
+            let mut reporter = OutlierReporter::new(&endpoint, began);
             if moved {
                 endpoint.activity.note_progress(began + Millis(5));
             }
-            witness.ended(&ExchangeOutcome::Failed(fault.clone()), || began + Millis(10));
+            reporter.ended(&ExchangeOutcome::Failed(fault.clone()), || began + Millis(10));
         }
         endpoint.circuit_breaker.is_ejected()
     }

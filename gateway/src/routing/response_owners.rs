@@ -44,18 +44,18 @@ struct ResponseOwnerShard {
 
 impl ResponseOwners {
     /// Records the engine of a response. `response`: the hash of its id.
-    pub fn remember(&self, response: u64, author: EngineGeneration, now: Tick) {
+    pub fn remember(&self, response: u64, owner: EngineGeneration, now: Tick) {
         let mut shard = self.shard(response);
         shard.rotate(now);
-        shard.young.insert(response, author);
+        shard.young.insert(response, owner);
     }
 
     #[must_use]
     pub fn owner_of(&self, response: u64, now: Tick) -> Option<EngineGeneration> {
         let mut shard = self.shard(response);
         shard.rotate(now);
-        if let Some(author) = shard.old.remove(&response) {
-            shard.young.entry(response).or_insert(author);
+        if let Some(owner) = shard.old.remove(&response) {
+            shard.young.entry(response).or_insert(owner);
         }
         shard.young.get(&response).cloned()
     }

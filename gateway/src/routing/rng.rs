@@ -29,11 +29,11 @@ impl Rng {
     /// Two different numbers below `n`, which must be at least 2.
     #[must_use]
     pub fn two_distinct_below(&self, n: usize) -> (usize, usize) {
-        let lot = self.next_u64();
+        let draw = self.next_u64();
         // The high half of a product spreads 32 bits over 0..n without a division.
-        let below = |lot: u64, n: usize| (((lot & 0xFFFF_FFFF) * n as u64) >> 32) as usize;
-        let first = below(lot, n);
-        let second = below(lot >> 32, n - 1);
+        let below = |draw: u64, n: usize| (((draw & 0xFFFF_FFFF) * n as u64) >> 32) as usize;
+        let first = below(draw, n);
+        let second = below(draw >> 32, n - 1);
         (first, if second >= first { second + 1 } else { second })
     }
 }
@@ -58,11 +58,11 @@ mod tests {
 
     #[test]
     fn two_draws_differ_and_every_pair_comes_about_equally_often() {
-        let lots = Rng::seeded(7);
+        let rng = Rng::seeded(7);
         for n in 2..6 {
             let mut seen = vec![0u32; n * n];
             for _ in 0..6_000 {
-                let (a, b) = lots.two_distinct_below(n);
+                let (a, b) = rng.two_distinct_below(n);
                 assert!(a != b && a < n && b < n);
                 *seen.get_mut(a * n + b).unwrap() += 1;
             }

@@ -127,9 +127,9 @@ impl AddressUsageHandle {
 impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         let mut open = self.limiter.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(here) = open.get_mut(&self.address) {
-            here.connections -= 1;
-            if here.connections == 0 {
+        if let Some(usage) = open.get_mut(&self.address) {
+            usage.connections -= 1;
+            if usage.connections == 0 {
                 open.remove(&self.address);
             }
         }

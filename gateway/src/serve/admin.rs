@@ -63,9 +63,9 @@ impl AdminConnectionPermits {
 
     /// A permit, and whether its connection is served.
     fn acquire(&self) -> Option<(OwnedSemaphorePermit, bool)> {
-        let take = |places: &Arc<Semaphore>| Arc::clone(places).try_acquire_owned().ok();
-        let served = take(&self.served).map(|place| (place, true));
-        served.or_else(|| take(&self.rejected).map(|place| (place, false)))
+        let take = |semaphore: &Arc<Semaphore>| Arc::clone(semaphore).try_acquire_owned().ok();
+        let served = take(&self.served).map(|permit| (permit, true));
+        served.or_else(|| take(&self.rejected).map(|permit| (permit, false)))
     }
 }
 
@@ -80,16 +80,16 @@ impl AdminServer {
 
     /// # Errors
     /// The certificates cannot be used.
-    pub fn from_listener(listener: std::net::TcpListener, parts: AdminSources) -> Result<Self, Error> {
+    pub fn from_listener(listener: std::net::TcpListener, sources: AdminSources) -> Result<Self, Error> {
         let address = listener
             .local_addr()
-            .map_err(|source| Error::Bind { address: parts.config.load().admin.address, source })?;
-        let config = parts.config.load();
+            .map_err(|source| Error::Bind { address: sources.config.load().admin.address, source })?;
+        let config = sources.config.load();
         let handshakes =
             if config.admin.tls { HandshakePool::for_listener(config.tls.as_ref(), 1)? } else { None };
         drop(config);
-        let places = AdminConnectionPermits::new(fd_limit::soft_limit().unwrap_or(u64::MAX));
-        Ok(Self { address, listener, sources: parts, handshakes: handshakes.map(Arc::new), permits: places })
+        let permits = AdminConnectionPermits::new(fd_limit::soft_limit().unwrap_or(u64::MAX));
+        Ok(Self { address, listener, sources, handshakes: handshakes.map(Arc::new), permits })
     }
 
     /// The bound address, with the actual port for port 0.
@@ -119,7 +119,7 @@ impl AdminServer {
                     continue;
                 }
             };
-            let Some((place, is_served)) = self.permits.acquire() else { continue };
+            let Some((permit, is_served)) = self.permits.acquire() else { continue };
             if !is_served {
                 tracing::debug!(%peer, "admin connection limit reached, the connection gets only health checks");
             }
@@ -149,7 +149,7 @@ impl AdminServer {
                 if let Err(error) = connection.await {
                     tracing::debug!(%error, %peer, "admin connection failed");
                 }
-                drop(place);
+                drop(permit);
                 closed.notify_waiters();
             });
         }

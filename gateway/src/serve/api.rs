@@ -137,10 +137,10 @@ impl ApiServer {
             self.listeners.iter().map(|_| mpsc::unbounded_channel()).unzip();
         for ((number, listener), moved) in self.listeners.into_iter().enumerate().zip(arrivals) {
             let (tell, end) = oneshot::channel();
-            let (begun, up) = oneshot::channel();
+            let (ready_tx, ready_rx) = oneshot::channel();
             // Not to itself: a core has received all its connections once no sender is left.
-            let others = ways.iter().enumerate().map(|(at, way)| (at != number).then(|| way.clone()));
-            let start = WorkerSetup {
+            let peers = ways.iter().enumerate().map(|(at, way)| (at != number).then(|| way.clone()));
+            let setup = WorkerSetup {
                 listener,
                 shared: Arc::clone(&self.shared),
                 stage: stage.clone(),
@@ -148,18 +148,18 @@ impl ApiServer {
                 handshakes: self.handshakes.clone(),
                 core_index: number,
                 loads: Arc::clone(&self.loads),
-                peers: others.collect(),
+                peers: peers.collect(),
                 moved_rx: moved,
-                ready_tx: begun,
+                ready_tx,
             };
             thread::Builder::new()
                 .name(format!("api-{number}"))
                 .spawn(move || {
                     // The receiver is gone when the control runtime is gone.
-                    drop(tell.send(run_worker(start)));
+                    drop(tell.send(run_worker(setup)));
                 })
                 .map_err(Error::Thread)?;
-            ups.push(up);
+            ups.push(ready_rx);
             ends.push(end);
         }
         Ok(ServingThreads { ready: ups, results: ends })
@@ -201,7 +201,7 @@ fn runtime() -> io::Result<LocalRuntime> {
         .build_local(LocalOptions::default())
 }
 
-fn run_worker(start: WorkerSetup) -> io::Result<()> {
+fn run_worker(setup: WorkerSetup) -> io::Result<()> {
     runtime()?.block_on(async move {
         let WorkerSetup {
             listener,
@@ -211,18 +211,18 @@ fn run_worker(start: WorkerSetup) -> io::Result<()> {
             handshakes,
             core_index: number,
             loads,
-            peers: others,
+            peers,
             moved_rx: mut moved,
-            ready_tx: begun,
-        } = start;
+            ready_tx,
+        } = setup;
         let listener = TcpListener::from_std(listener)?;
         let core = WorkerContext::new(shared, stage.clone());
         let pool = core.pool.clone();
         tokio::task::spawn_local(async move { pool.expire().await });
         let connections = WorkerConnections::new(core, addresses, handshakes, loads, number);
-        begun.send(()).unwrap_or_default();
-        accept(listener, &connections, &others, &mut moved, stage.clone()).await;
-        drop(others);
+        ready_tx.send(()).unwrap_or_default();
+        accept(listener, &connections, &peers, &mut moved, stage.clone()).await;
+        drop(peers);
         connections.drain(stage, moved).await;
         Ok(())
     })
@@ -240,7 +240,7 @@ fn lower_priority() {
 async fn accept(
     listener: TcpListener,
     connections: &Rc<WorkerConnections>,
-    others: &[Option<UnboundedSender<MovedConnection>>],
+    peers: &[Option<UnboundedSender<MovedConnection>>],
     moved: &mut UnboundedReceiver<MovedConnection>,
     mut stage: watch::Receiver<ShutdownStage>,
 ) {
@@ -255,7 +255,7 @@ async fn accept(
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((stream, peer)) => connections.assign_core(stream, peer, others),
+            Ok((stream, peer)) => connections.assign_core(stream, peer, peers),
             Err(error) if is_transient(&error) => {}
             Err(error) => {
                 tracing::warn!(%error, "cannot accept connections, retrying");
@@ -312,14 +312,14 @@ struct WorkerConnections {
 impl WorkerConnections {
     /// Creates the connections of the core with this number.
     fn new(
-        core: Rc<WorkerContext>,
+        worker: Rc<WorkerContext>,
         addresses: Arc<AddressLimiter>,
         handshakes: Option<Arc<HandshakePool>>,
         loads: Arc<CoreLoads>,
         number: usize,
     ) -> Rc<Self> {
         Rc::new(Self {
-            worker: core,
+            worker,
             address_limiter: addresses,
             handshakes,
             core_index: number,
@@ -337,31 +337,29 @@ impl WorkerConnections {
         self: &Rc<Self>,
         stream: TcpStream,
         peer: SocketAddr,
-        others: &[Option<UnboundedSender<MovedConnection>>],
+        peers: &[Option<UnboundedSender<MovedConnection>>],
     ) {
         let better = self.loads.less_loaded_than(self.core_index);
-        let Some(way) = better.and_then(|better| others.get(better)?.as_ref().map(|way| (better, way)))
-        else {
+        let Some(way) = better.and_then(|better| peers.get(better)?.as_ref().map(|way| (better, way))) else {
             self.serve_here(stream, peer, ShutdownStage::Serving);
             return;
         };
         let (better, way) = way;
-        let Some((stream, place)) = self.admit(stream, peer) else { return };
+        let Some((stream, permit)) = self.admit(stream, peer) else { return };
         // Deregister from this core's poller; this cannot fail while nothing else holds the socket.
         let Ok(stream) = stream.into_std() else { return };
         self.worker.server.metrics_sink.connection_moved();
-        let moved =
-            MovedConnection { stream, peer, permit: place, core_guard: self.loads.add_connection(better) };
+        let moved = MovedConnection { stream, peer, permit, core_guard: self.loads.add_connection(better) };
         if let Err(back) = way.send(moved) {
             // That core has ended, which only a defect or a shutdown explains.
-            let seat = self.loads.add_connection(self.core_index);
-            self.serve_moved(MovedConnection { core_guard: seat, ..back.0 }, ShutdownStage::Serving);
+            let core_guard = self.loads.add_connection(self.core_index);
+            self.serve_moved(MovedConnection { core_guard, ..back.0 }, ShutdownStage::Serving);
         }
     }
 
     fn serve_here(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr, stage: ShutdownStage) {
-        if let Some((stream, place)) = self.admit(stream, peer) {
-            self.serve(stream, peer, (place, self.loads.add_connection(self.core_index)), stage);
+        if let Some((stream, permit)) = self.admit(stream, peer) {
+            self.serve(stream, peer, (permit, self.loads.add_connection(self.core_index)), stage);
         }
     }
 
@@ -381,7 +379,7 @@ impl WorkerConnections {
     fn admit(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr) -> Option<(TcpStream, ConnectionPermit)> {
         let limits = self.worker.server.config.load().limits;
         match self.address_limiter.admit(peer.ip(), &limits) {
-            Ok(place) => stream.set_nodelay(true).is_ok().then_some((stream, place)),
+            Ok(permit) => stream.set_nodelay(true).is_ok().then_some((stream, permit)),
             Err(refused) => {
                 tracing::debug!(%peer, "connection rejected: {refused}");
                 self.reject(stream, refused);
@@ -394,13 +392,13 @@ impl WorkerConnections {
         self: &Rc<Self>,
         stream: impl Into<Tcp>,
         peer: SocketAddr,
-        (place, seat): (ConnectionPermit, CoreConnectionGuard),
+        (permit, core_guard): (ConnectionPermit, CoreConnectionGuard),
         stage: ShutdownStage,
     ) {
         let number = self.next_id.replace(self.next_id.get() + 1);
         let socket = ClientSocket::new(stream, stage);
         socket.set_peer(peer);
-        socket.set_address_usage(place.usage_handle());
+        socket.set_address_usage(permit.usage_handle());
         socket.set_core_load(Rc::clone(&self.core_load));
         self.open.borrow_mut().insert(number, Rc::clone(&socket));
         self.worker.server.metrics_sink.add_connections(1);
@@ -408,7 +406,7 @@ impl WorkerConnections {
         tokio::task::spawn_local(async move {
             connection::serve(&connections.worker, &socket, connections.handshakes.as_deref()).await;
             drop(socket);
-            drop((place, seat));
+            drop((permit, core_guard));
             connections.worker.server.metrics_sink.add_connections(-1);
             connections.open.borrow_mut().remove(&number);
             connections.connection_ended.notify_waiters();
@@ -416,29 +414,29 @@ impl WorkerConnections {
     }
 
     /// Sends the reason, only in cleartext and only to a few at a time: a flood of connections deserves no more effort.
-    fn reject(self: &Rc<Self>, mut stream: TcpStream, why: ConnectionRefusal) {
+    fn reject(self: &Rc<Self>, mut stream: TcpStream, refusal: ConnectionRefusal) {
         if self.handshakes.is_some() || self.rejecting.get() >= MAX_REJECTED_CONNECTIONS {
             return;
         }
         self.rejecting.set(self.rejecting.get() + 1);
         let wait = WaitDetails {
-            waited_for: why.to_string(),
-            retry_after: Some(why.retry_after()),
+            waited_for: refusal.to_string(),
+            retry_after: Some(refusal.retry_after()),
             ..WaitDetails::default()
         };
-        let fault = Fault::QueueFull { message: why.to_string(), wait };
+        let fault = Fault::QueueFull { message: refusal.to_string(), wait };
         self.worker.server.metrics_sink.connection_rejected(openai::error::status(&fault).as_u16());
         let answer = http::error_response_bytes(&self.worker, &fault);
         let connections = Rc::clone(self);
         tokio::task::spawn_local(async move {
-            let told = async {
+            let sent = async {
                 stream.write_all(&answer).await?;
                 stream.shutdown().await?;
                 // Closing with unread bytes would reset the connection and lose the answer.
                 while stream.read(&mut [0; 1024]).await? > 0 {}
                 Ok::<_, io::Error>(())
             };
-            drop(tokio::time::timeout(REJECT_TIMEOUT, told).await);
+            drop(tokio::time::timeout(REJECT_TIMEOUT, sent).await);
             connections.rejecting.set(connections.rejecting.get() - 1);
         });
     }

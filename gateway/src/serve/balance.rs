@@ -119,10 +119,10 @@ impl Drop for CoreConnectionGuard {
 }
 
 /// The least loaded core, if this core is well above the mean.
-fn less_loaded_core(own: usize, weights: impl Iterator<Item = u64> + Clone) -> Option<usize> {
+fn less_loaded_core(own_load: usize, weights: impl Iterator<Item = u64> + Clone) -> Option<usize> {
     let cores = weights.clone().count() as u64;
     let sum: u64 = weights.clone().sum();
-    let carried = weights.clone().nth(own)?;
+    let carried = weights.clone().nth(own_load)?;
     let allowed = sum + sum / MOVE_MARGIN_DIVISOR + MOVE_SLACK_WEIGHT * cores;
     if carried * cores <= allowed {
         return None;

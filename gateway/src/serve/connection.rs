@@ -96,33 +96,35 @@ enum DetectedProtocol {
 
 /// Serves the connection until it is over. `handshakes`: the connection begins with a TLS handshake.
 pub(super) async fn serve(
-    core: &Rc<WorkerContext>,
+    worker: &Rc<WorkerContext>,
     socket: &Rc<ClientSocket>,
     handshakes: Option<&HandshakePool>,
 ) {
-    let limits = core.server.config.load().limits;
+    let limits = worker.server.config.load().limits;
     // The work before the first request and after the last one is boxed, so an open stream carries no memory for it.
-    let opened = Box::pin(negotiate_protocol(core, socket, &limits, handshakes)).await;
+    let opened = Box::pin(negotiate_protocol(worker, socket, &limits, handshakes)).await;
     let end = match opened {
         Err(end) => end,
         Ok(DetectedProtocol::Plaintext) => ConnectionEnd::Plaintext,
-        Ok(DetectedProtocol::Http2) => Box::pin(http2(core, socket, &limits)).await,
-        Ok(DetectedProtocol::Http1) => http1(core, socket, &limits).await,
+        Ok(DetectedProtocol::Http2) => Box::pin(http2(worker, socket, &limits)).await,
+        Ok(DetectedProtocol::Http1) => http1(worker, socket, &limits).await,
     };
-    Box::pin(close_connection(core, socket, &limits, &end)).await;
+    Box::pin(close_connection(worker, socket, &limits, &end)).await;
 }
 
 /// Detects the protocol, or returns why the connection ended before that.
 async fn negotiate_protocol(
-    core: &WorkerContext,
+    worker: &WorkerContext,
     socket: &ClientSocket,
     limits: &ApiLimits,
     handshakes: Option<&HandshakePool>,
 ) -> Result<DetectedProtocol, ConnectionEnd> {
     let step = Cell::new((Instant::now(), TIMER_GRANULARITY));
-    let begun =
-        tokio::time::timeout(limits.header_read.duration(), detect_protocol(core, socket, handshakes, &step));
-    let gone = async {
+    let is_http2 = tokio::time::timeout(
+        limits.header_read.duration(),
+        detect_protocol(worker, socket, handshakes, &step),
+    );
+    let stalled = async {
         socket.wait_for_stage(ShutdownStage::Draining).await;
         let drains = Instant::now();
         loop {
@@ -134,12 +136,12 @@ async fn negotiate_protocol(
             tokio::time::sleep_until(ends).await;
         }
     };
-    let begun = tokio::select! {
+    let negotiated = tokio::select! {
         biased;
-        begun = begun => begun,
-        () = gone => return Err(ConnectionEnd::NotStarted),
+        begun = is_http2 => begun,
+        () = stalled => return Err(ConnectionEnd::NotStarted),
     };
-    match begun {
+    match negotiated {
         Err(_) => Err(ConnectionEnd::SlowHead),
         Ok(Err(error)) => {
             tracing::debug!(%error, "connection failed before its first request");
@@ -155,14 +157,14 @@ async fn negotiate_protocol(
 /// Completes the handshake, if any, and reads enough to tell HTTP/2 from HTTP/1.1. `step`: when the current step began,
 /// and how long it may last while the gateway drains.
 async fn detect_protocol(
-    core: &WorkerContext,
+    worker: &WorkerContext,
     socket: &ClientSocket,
     handshakes: Option<&HandshakePool>,
     step: &Cell<(Instant, Duration)>,
 ) -> io::Result<DetectedProtocol> {
     let mut agreed = None;
     if let Some(handshakes) = handshakes {
-        let identity = core.server.config.load().tls.as_ref().and_then(|tls| tls.identity.clone());
+        let identity = worker.server.config.load().tls.as_ref().and_then(|tls| tls.identity.clone());
         let (Some(identity), Some(wire)) = (identity, socket.take_wire()) else {
             return Err(io::ErrorKind::NotConnected.into());
         };
@@ -198,13 +200,13 @@ async fn detect_protocol(
     }
 }
 
-async fn http1(core: &Rc<WorkerContext>, socket: &Rc<ClientSocket>, limits: &ApiLimits) -> ConnectionEnd {
-    let offer = RawResponseSlot::new(Rc::clone(socket), core.pool.clone(), Rc::clone(&core.dates));
+async fn http1(worker: &Rc<WorkerContext>, socket: &Rc<ClientSocket>, limits: &ApiLimits) -> ConnectionEnd {
+    let slot = RawResponseSlot::new(Rc::clone(socket), worker.pool.clone(), Rc::clone(&worker.dates));
     let hyper = || {
-        let service = service(core, socket, Some(&offer));
+        let service = service(worker, socket, Some(&slot));
         Box::new(http1_settings(limits).serve_connection(TokioIo::new(socket.io()), service))
     };
-    drive(&mut Http1Connection::new(Rc::clone(&offer), hyper), socket, limits).await
+    drive(&mut Http1Connection::new(Rc::clone(&slot), hyper), socket, limits).await
 }
 
 /// Built again for each new hyper connection, so that an open stream keeps no memory for it.
@@ -221,9 +223,9 @@ fn http1_settings(limits: &ApiLimits) -> http1::Builder {
     builder
 }
 
-async fn http2(core: &Rc<WorkerContext>, socket: &Rc<ClientSocket>, limits: &ApiLimits) -> ConnectionEnd {
+async fn http2(worker: &Rc<WorkerContext>, socket: &Rc<ClientSocket>, limits: &ApiLimits) -> ConnectionEnd {
     socket.set_multiplexed();
-    let service = service(core, socket, None);
+    let service = service(worker, socket, None);
     let connection = http2::Builder::new(LocalExecutor)
         .timer(TokioTimer::new())
         .max_header_list_size(u32::try_from(limits.header.0).unwrap_or(u32::MAX))
@@ -235,26 +237,27 @@ async fn http2(core: &Rc<WorkerContext>, socket: &Rc<ClientSocket>, limits: &Api
     drive(&mut Box::pin(connection), socket, limits).await
 }
 
-/// The service that answers a connection's requests. `offer`: the slot in which a response is left for the connection's
+/// The service that answers a connection's requests. `slot`: the slot in which a response is left for the connection's
 /// task to take over; HTTP/2 has none.
 fn service(
-    core: &Rc<WorkerContext>,
+    worker: &Rc<WorkerContext>,
     socket: &Rc<ClientSocket>,
-    offer: Option<&Rc<RawResponseSlot<ClientSocket, ClientResponseBody>>>,
+    slot: Option<&Rc<RawResponseSlot<ClientSocket, ClientResponseBody>>>,
 ) -> impl hyper::service::Service<
     Request<Incoming>,
     Response = Response<ClientResponseBody>,
     Error = Infallible,
     Future = impl Future<Output = Result<Response<ClientResponseBody>, Infallible>> + 'static,
 > + 'static {
-    let (core, socket, offer) = (Rc::clone(core), Rc::clone(socket), offer.map(Rc::clone));
+    let (worker, socket, slot) = (Rc::clone(worker), Rc::clone(socket), slot.map(Rc::clone));
     service_fn(move |request| {
-        let offer = offer.as_ref().and_then(|offer| {
-            let follows = core.server.config.load().stream.bypass_hyper && bypass::accepts_chunked(&request);
-            follows.then(|| (Rc::clone(offer), bypass::has_connection_close(request.headers())))
+        let slot = slot.as_ref().and_then(|slot| {
+            let follows =
+                worker.server.config.load().stream.bypass_hyper && bypass::accepts_chunked(&request);
+            follows.then(|| (Rc::clone(slot), bypass::has_connection_close(request.headers())))
         });
         let old = request.version() == Version::HTTP_10;
-        let answer = api::serve(&core, &socket, request);
+        let answer = api::serve(&worker, &socket, request);
         let socket = Rc::clone(&socket);
         async move {
             let mut answer = answer.await;
@@ -264,9 +267,9 @@ fn service(
             if old {
                 bypass::mark_http10_close(&mut answer);
             }
-            match offer {
-                Some((offer, closes)) if answer.body().is_streaming() && bypass::needs_chunking(&answer) => {
-                    offer.put(answer, closes);
+            match slot {
+                Some((slot, closes)) if answer.body().is_streaming() && bypass::needs_chunking(&answer) => {
+                    slot.put(answer, closes);
                     std::future::pending().await
                 }
                 _ => Ok(answer),
@@ -363,7 +366,7 @@ fn is_http2_violation(error: &hyper::Error) -> bool {
 
 /// Sends the client the final error, if any, and lets the client read it.
 async fn close_connection(
-    core: &WorkerContext,
+    worker: &WorkerContext,
     socket: &ClientSocket,
     limits: &ApiLimits,
     end: &ConnectionEnd,
@@ -386,8 +389,8 @@ async fn close_connection(
     };
     if let Some(fault) = &fault {
         socket.record_offence();
-        core.server.metrics_sink.connection_rejected(openai::error::status(fault).as_u16());
-        let answer = api::error_response_bytes(core, fault);
+        worker.server.metrics_sink.connection_rejected(openai::error::status(fault).as_u16());
+        let answer = api::error_response_bytes(worker, fault);
         let written = tokio::time::timeout(LINGER_IO_TIMEOUT, socket.write_all(&answer)).await;
         if !matches!(written, Ok(Ok(()))) {
             return;

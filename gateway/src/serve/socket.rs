@@ -153,8 +153,8 @@ impl ClientSocket {
     }
 
     /// Sets the address that [`Self::record_offence`] counts against.
-    pub(crate) fn set_address_usage(&self, offender: AddressUsageHandle) {
-        self.address_usage.set(offender).unwrap_or_default();
+    pub(crate) fn set_address_usage(&self, usage: AddressUsageHandle) {
+        self.address_usage.set(usage).unwrap_or_default();
     }
 
     /// Sets the core to whose load the exchanges count.
@@ -256,14 +256,14 @@ impl ClientSocket {
     }
 
     /// Watches this body for stalls while it lasts.
-    pub(crate) fn watch_body(&self, live: &Rc<StreamingBody>) {
+    pub(crate) fn watch_body(&self, streaming_body: &Rc<StreamingBody>) {
         let mut lives = self.streaming_bodies.borrow_mut();
-        lives.retain(|live| live.strong_count() > 0);
+        lives.retain(|streaming_body| streaming_body.strong_count() > 0);
         if lives.is_empty() {
             // HTTP/1.1 never has two.
             lives.reserve_exact(1);
         }
-        lives.push(Rc::downgrade(live));
+        lives.push(Rc::downgrade(streaming_body));
     }
 
     pub(crate) fn streaming_bodies(&self) -> Vec<Rc<StreamingBody>> {
@@ -272,7 +272,7 @@ impl ClientSocket {
 
     pub(crate) fn any_stalled(&self) -> bool {
         let lives = self.streaming_bodies.borrow();
-        lives.iter().filter_map(Weak::upgrade).any(|live| live.stalled_since().is_some())
+        lives.iter().filter_map(Weak::upgrade).any(|streaming_body| streaming_body.stalled_since().is_some())
     }
 
     pub(crate) fn stage(&self) -> ShutdownStage {
@@ -432,10 +432,10 @@ impl ConnectionExchangeGuard {
 impl Drop for ConnectionExchangeGuard {
     fn drop(&mut self) {
         self.note_polled();
-        let left = self.socket.exchanges.get() - 1;
-        self.socket.exchanges.set(left);
+        let remaining = self.socket.exchanges.get() - 1;
+        self.socket.exchanges.set(remaining);
         self.socket.core_load.get().inspect(|core| core.exchange_ended());
-        if left == 0 {
+        if remaining == 0 {
             let since = self.ended_at.get().unwrap_or_else(Instant::now);
             self.socket.idle_state.set(IdleState::KeepAlive { since });
         }

@@ -22,7 +22,10 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) struct AccessLogWriter(Arc<LineSender<Arc<RequestRecord>>>);
 
 impl AccessLogWriter {
-    pub(super) fn start(log: &AccessLogTarget, lost: &TelemetryDropCounters) -> Result<Option<Self>, Error> {
+    pub(super) fn start(
+        log: &AccessLogTarget,
+        drop_counters: &TelemetryDropCounters,
+    ) -> Result<Option<Self>, Error> {
         let (out, path): (Box<dyn Write + Send>, _) = match log {
             AccessLogTarget::Off => return Ok(None),
             AccessLogTarget::Stdout => (Box::new(io::stdout()), None),
@@ -39,8 +42,8 @@ impl AccessLogWriter {
             path,
             queue: QUEUE_CAPACITY,
             batch_interval: BATCH_INTERVAL,
-            full: lost.access_full.clone(),
-            failed: lost.access_failed.clone(),
+            full: drop_counters.access_full.clone(),
+            failed: drop_counters.access_failed.clone(),
             on_failure: log_sink_failure,
         };
         let lines =

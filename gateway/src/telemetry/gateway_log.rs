@@ -38,24 +38,28 @@ struct LogLine {
 }
 
 impl GatewayLog {
-    /// Starts the log to standard error. `lost` counts dropped lines.
+    /// Starts the log to standard error. `drop_counters` counts dropped lines.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn start(lost: &TelemetryDropCounters) -> io::Result<Self> {
+    pub fn start(drop_counters: &TelemetryDropCounters) -> io::Result<Self> {
         let sink = LineSink {
             name: "log",
             out: Box::new(io::stderr()),
             path: None,
             queue: QUEUE_CAPACITY,
             batch_interval: Duration::ZERO,
-            full: lost.log_full.clone(),
-            failed: lost.log_failed.clone(),
+            full: drop_counters.log_full.clone(),
+            failed: drop_counters.log_failed.clone(),
             // No other output is left to report the failure; it is counted.
             on_failure: |_| {},
         };
         let lines = LineSender::start(sink, |line: &LogLine, out| out.extend_from_slice(&line.text))?;
-        Ok(Self { lines: Arc::new(lines), queued_bytes: Arc::default(), drop_counters: lost.clone() })
+        Ok(Self {
+            lines: Arc::new(lines),
+            queued_bytes: Arc::default(),
+            drop_counters: drop_counters.clone(),
+        })
     }
 
     /// Waits up to a second until all lines are written. Must be called last.

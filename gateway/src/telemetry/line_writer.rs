@@ -79,25 +79,25 @@ impl<T: Send + 'static> LineSender<T> {
         sink: LineSink,
         line: impl FnMut(&T, &mut Vec<u8>) + Send + 'static,
     ) -> io::Result<Self> {
-        let (queue, told) = sync_channel(sink.queue);
-        let (hurry, hurried) = sync_channel(1);
-        let asked = Arc::<WriterRequests>::default();
+        let (queue, lines_rx) = sync_channel(sink.queue);
+        let (flush_tx, flush_rx) = sync_channel(1);
+        let requests = Arc::<WriterRequests>::default();
         let (full, name) = (sink.full.clone(), sink.name);
         let writer = LineWriterThread {
             sink,
             line,
-            requests: Arc::clone(&asked),
-            flush_requested: hurried,
+            requests: Arc::clone(&requests),
+            flush_requested: flush_rx,
             failing: false,
             is_mid_line: false,
         };
-        thread::Builder::new().name(name.into()).spawn(move || writer.run(&told))?;
-        Ok(Self { queue, requests: asked, flush: hurry, full })
+        thread::Builder::new().name(name.into()).spawn(move || writer.run(&lines_rx))?;
+        Ok(Self { queue, requests, flush: flush_tx, full })
     }
 
     /// Enqueues without waiting. Returns false, and counts that, if the queue is full.
-    pub(crate) fn enqueue(&self, told: T) -> bool {
-        let fits = self.queue.try_send(Some(told)).is_ok();
+    pub(crate) fn enqueue(&self, item: T) -> bool {
+        let fits = self.queue.try_send(Some(item)).is_ok();
         if !fits {
             self.full.inc();
         }
@@ -110,14 +110,14 @@ impl<T: Send + 'static> LineSender<T> {
         self.wake();
     }
 
-    /// Waits up to `within` until all earlier lines are written; false on a timeout. Only the first call counts.
-    pub(crate) fn close(&self, within: Duration) -> bool {
-        let (tell, written) = channel();
-        if self.requests.close.set(tell).is_err() {
+    /// Waits up to `timeout` until all earlier lines are written; false on a timeout. Only the first call counts.
+    pub(crate) fn close(&self, timeout: Duration) -> bool {
+        let (written_tx, written_rx) = channel();
+        if self.requests.close.set(written_tx).is_err() {
             return true;
         }
         self.wake();
-        written.recv_timeout(within).is_ok()
+        written_rx.recv_timeout(timeout).is_ok()
     }
 
     fn wake(&self) {
@@ -128,7 +128,7 @@ impl<T: Send + 'static> LineSender<T> {
 }
 
 impl<F> LineWriterThread<F> {
-    fn run<T>(mut self, told: &Receiver<Option<T>>)
+    fn run<T>(mut self, lines: &Receiver<Option<T>>)
     where
         F: FnMut(&T, &mut Vec<u8>),
     {
@@ -138,7 +138,7 @@ impl<F> LineWriterThread<F> {
             let first = if again {
                 None
             } else {
-                let Ok(first) = told.recv() else { return };
+                let Ok(first) = lines.recv() else { return };
                 first
             };
             if self.requests.reopen.swap(false, Ordering::Acquire) {
@@ -155,7 +155,7 @@ impl<F> LineWriterThread<F> {
                         ends.push(bytes.len());
                     }
                 }
-                next = if bytes.len() < MAX_BATCH_BYTES { told.try_recv().ok() } else { None };
+                next = if bytes.len() < MAX_BATCH_BYTES { lines.try_recv().ok() } else { None };
             }
             let more = bytes.len() >= MAX_BATCH_BYTES;
             self.write(&mut bytes, &ends);
@@ -185,15 +185,15 @@ impl<F> LineWriterThread<F> {
         if self.is_mid_line {
             bytes.insert(0, b'\n');
         }
-        let (taken, written) = write(&mut *self.sink.out, bytes);
-        if let Some(last) = taken.checked_sub(1).and_then(|last| bytes.get(last)) {
+        let (written_bytes, written) = write(&mut *self.sink.out, bytes);
+        if let Some(last) = written_bytes.checked_sub(1).and_then(|last| bytes.get(last)) {
             self.is_mid_line = *last != b'\n';
         }
         bytes.clear();
         match written {
             Ok(()) => self.failing = false,
             Err(error) => {
-                let lost = ends.iter().filter(|end| completed + **end > taken).count();
+                let lost = ends.iter().filter(|end| completed + **end > written_bytes).count();
                 self.sink.failed.inc_by(lost as u64);
                 if !std::mem::replace(&mut self.failing, true) {
                     (self.sink.on_failure)(&SinkFailure::Write(&error));
@@ -218,16 +218,16 @@ pub(crate) fn open_append(path: &Path) -> io::Result<File> {
 
 /// Writes all bytes; returns how many were accepted, even on an error.
 fn write(out: &mut dyn Write, bytes: &[u8]) -> (usize, io::Result<()>) {
-    let mut taken = 0;
-    while let Some(rest) = bytes.get(taken..).filter(|rest| !rest.is_empty()) {
+    let mut written_bytes = 0;
+    while let Some(rest) = bytes.get(written_bytes..).filter(|rest| !rest.is_empty()) {
         match out.write(rest) {
-            Ok(0) => return (taken, Err(io::ErrorKind::WriteZero.into())),
-            Ok(n) => taken += n,
+            Ok(0) => return (written_bytes, Err(io::ErrorKind::WriteZero.into())),
+            Ok(n) => written_bytes += n,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return (taken, Err(error)),
+            Err(error) => return (written_bytes, Err(error)),
         }
     }
-    (taken, out.flush())
+    (written_bytes, out.flush())
 }
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ impl TraceExporter {
     /// traces. Bad values in the environment only disable the traces, since they may be meant for other programs.
     pub(super) fn start(
         config: &rouse_config::TelemetryConfig,
-        lost: &TelemetryDropCounters,
+        drop_counters: &TelemetryDropCounters,
     ) -> Result<Option<Self>, Error> {
         let forbidden = env_var("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"))
             || env_var("OTEL_TRACES_EXPORTER").is_some_and(|value| value == "none");
@@ -101,8 +101,8 @@ impl TraceExporter {
                 "{name} requests gRPC, which is not supported: traces are exported over HTTP (protobuf)"
             );
         }
-        match ExportTask::new(config, lost) {
-            Ok(export) => Ok(Some(Self::spawn(export, lost))),
+        match ExportTask::new(config, drop_counters) {
+            Ok(export) => Ok(Some(Self::spawn(export, drop_counters))),
             Err(error) if config.otlp.is_some() => Err(Error::Traces(error)),
             Err(error) => {
                 tracing::warn!("trace export disabled: {error}");
@@ -111,11 +111,14 @@ impl TraceExporter {
         }
     }
 
-    fn spawn((export, closing): (ExportTask, watch::Sender<bool>), lost: &TelemetryDropCounters) -> Self {
+    fn spawn(
+        (export, closing): (ExportTask, watch::Sender<bool>),
+        drop_counters: &TelemetryDropCounters,
+    ) -> Self {
         let (queue, records) = mpsc::channel(QUEUE_CAPACITY);
-        let hurry = Arc::clone(&export.flush);
+        let flush = Arc::clone(&export.flush);
         tokio::spawn(export.run(records));
-        Self { queue, flush: hurry, closing, drop_counters: lost.clone() }
+        Self { queue, flush, closing, drop_counters: drop_counters.clone() }
     }
 
     /// Enqueues a record. Never waits.
@@ -130,12 +133,12 @@ impl TraceExporter {
 
     pub(super) async fn close(&self) {
         let closed = async {
-            let (tell, told) = oneshot::channel();
+            let (done_tx, done_rx) = oneshot::channel();
             self.closing.send_replace(true);
-            if self.queue.send(ExportMessage::Close(tell)).await.is_ok() {
+            if self.queue.send(ExportMessage::Close(done_tx)).await.is_ok() {
                 self.flush.notify_one();
                 // On an error the task is gone, and nothing is left to wait for.
-                told.await.unwrap_or_default();
+                done_rx.await.unwrap_or_default();
             }
         };
         if timeout(CLOSE_TIMEOUT, closed).await.is_err() {
@@ -164,7 +167,7 @@ fn resource(named: bool) -> Resource {
 impl ExportTask {
     fn new(
         config: &rouse_config::TelemetryConfig,
-        lost: &TelemetryDropCounters,
+        drop_counters: &TelemetryDropCounters,
     ) -> Result<(Self, watch::Sender<bool>), String> {
         let client = http_client::OtlpHttpClient::new().map_err(|error| error.to_string())?;
         let mut builder = SpanExporter::builder()
@@ -181,8 +184,8 @@ impl ExportTask {
         let mut exporter = builder.build().map_err(|error| error.to_string())?;
         exporter.set_resource(&resource(env_var("OTEL_SERVICE_NAME").is_some()));
         let (end, closing) = watch::channel(false);
-        let (hurry, lost) = (Arc::default(), lost.clone());
-        Ok((Self { exporter, client, flush: hurry, closing, drop_counters: lost, failing: false }, end))
+        let (flush, lost) = (Arc::default(), drop_counters.clone());
+        Ok((Self { exporter, client, flush, closing, drop_counters: lost, failing: false }, end))
     }
 
     async fn run(mut self, mut records: mpsc::Receiver<ExportMessage>) {
@@ -198,8 +201,8 @@ impl ExportTask {
             while let Some(message) = next {
                 match message {
                     ExportMessage::Request(record) => batch.push(record),
-                    ExportMessage::Close(tell) => {
-                        close = Some(tell);
+                    ExportMessage::Close(done_tx) => {
+                        close = Some(done_tx);
                         break;
                     }
                 }
@@ -210,9 +213,9 @@ impl ExportTask {
             }
             self.deliver(&batch).await;
         }
-        if let Some(tell) = close {
+        if let Some(done_tx) = close {
             // The requester may have timed out.
-            tell.send(()).unwrap_or_default();
+            done_tx.send(()).unwrap_or_default();
         }
     }
 

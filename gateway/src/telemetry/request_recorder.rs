@@ -96,23 +96,23 @@ impl RequestRecorder {
     pub(super) fn new(
         telemetry: Arc<Telemetry>,
         now: Instant,
-        seen: RequestOrigin,
+        origin: RequestOrigin,
         head: &request::Parts,
         parent: Option<TraceContext>,
-        own: Option<TraceContext>,
+        own_context: Option<TraceContext>,
     ) -> Self {
         let record = RequestRecord {
             began_at: now,
             ended_at: now,
             wall_clock: WallClock::now(),
-            peer: seen.peer,
-            is_tls: seen.is_tls,
+            peer: origin.peer,
+            is_tls: origin.is_tls,
             user_agent: head.headers.get(header::USER_AGENT).map(|agent| sanitize_bytes(agent.as_bytes())),
             method: sanitize(head.method.as_str()),
             path: access_line::redacted_path(&head.uri),
             version: head.version,
             parent,
-            own_context: own,
+            own_context,
             engine: None,
             usage: None,
             body_received_at: None,
@@ -182,10 +182,11 @@ impl RequestRecorder {
     }
 
     /// Ends the request and enqueues its record without waiting.
-    pub(crate) fn finish(mut self, ended: RequestOutcome) {
+    pub(crate) fn finish(mut self, outcome: RequestOutcome) {
         let now = Instant::now();
-        self.end_phase(now, ended.left_in_phase.map(|_| CLIENT_LEFT));
-        (self.record.ended_at, self.record.wall_clock, self.record.outcome) = (now, WallClock::now(), ended);
+        self.end_phase(now, outcome.left_in_phase.map(|_| CLIENT_LEFT));
+        (self.record.ended_at, self.record.wall_clock, self.record.outcome) =
+            (now, WallClock::now(), outcome);
         self.telemetry.finish(self.record);
     }
 }

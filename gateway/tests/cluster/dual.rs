@@ -81,13 +81,13 @@ impl DualPodsFixture {
         env: &[(&str, String)],
     ) -> Self {
         let site = GatewayNamespace::new(cluster().await, name).await;
-        let own = site.namespace.name().to_owned();
+        let namespace = site.namespace.name().to_owned();
         site.install("dual-pods.yaml", None).await;
-        site.install("dual-pods-namespace.yaml", Some(&own)).await;
+        site.install("dual-pods-namespace.yaml", Some(&namespace)).await;
         let world = Installation::with_programs(programs, site, "1Ti", |own| node(own, "a", gpus)).await;
-        let pool = json!({"nodeSelector": {"inference-pool": own}, "sleepingMemory": sleeping, "hostSleepMemory": "256Gi",
+        let pool = json!({"nodeSelector": {"inference-pool": namespace}, "sleepingMemory": sleeping, "hostSleepMemory": "256Gi",
             "meterLag": "1s"});
-        world.pool(&own, pool).await;
+        world.pool(&namespace, pool).await;
         let more = format!(", dualPods: {{meterLag: 1s{dual}}}");
         let gateway = world.gateway_in("gateway-0", &more, env);
         let duo = Self { world, gateway, second: None, more, provider_kind: both::TestedProviderKind::Pod };

@@ -57,14 +57,17 @@ fn why(pool: &Option<AcceleratorPool>) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pools_that_overlap_and_one_whose_selector_matches_nothing_say_so_and_harm_no_other() {
     let world = Installation::new("served-pools", 2, "128Gi").await;
-    let own = world.name().to_owned();
-    let (first, second, empty) = (format!("{own}-a"), format!("{own}-b"), format!("{own}-c"));
-    world.pool(&first, json!({"nodeSelector": {"ring": own}, "memory": "64Gi"})).await;
-    world.pool(&second, json!({"nodeSelector": {"ring": own, "rack": own}, "memory": "64Gi"})).await;
-    world.pool(&empty, json!({"nodeSelector": {"nobody-has": own}, "memory": "64Gi"})).await;
+    let namespace = world.name().to_owned();
+    let (first, second, empty) =
+        (format!("{namespace}-a"), format!("{namespace}-b"), format!("{namespace}-c"));
+    world.pool(&first, json!({"nodeSelector": {"ring": namespace}, "memory": "64Gi"})).await;
+    world
+        .pool(&second, json!({"nodeSelector": {"ring": namespace, "rack": namespace}, "memory": "64Gi"}))
+        .await;
+    world.pool(&empty, json!({"nodeSelector": {"nobody-has": namespace}, "memory": "64Gi"})).await;
     world.model("good", "10Gi", "", json!({})).await;
     for (model, label) in [("torn", "ring"), ("lonely", "nobody-has")] {
-        let spec = json!({"modelName": model, "memory": "10Gi", "engine": {"kind": "vllm"}, "nodeSelector": {label: own},
+        let spec = json!({"modelName": model, "memory": "10Gi", "engine": {"kind": "vllm"}, "nodeSelector": {label: namespace},
             "containerImage": "rouse/engine", "queue": {"policy": "reject"}});
         world.apply(model, &spec).await.unwrap();
     }

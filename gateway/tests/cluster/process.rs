@@ -131,7 +131,7 @@ impl ScriptedGatewayProcess {
 
     /// The next line of the process.
     pub(crate) async fn next_line(&mut self) -> String {
-        let said = async {
+        let next_mark = async {
             loop {
                 let line = self.lines.next_line().await.unwrap().expect("it has ended");
                 if let Some(said) = line.strip_prefix(LINE_MARK) {
@@ -139,7 +139,7 @@ impl ScriptedGatewayProcess {
                 }
             }
         };
-        timeout(WAIT_TIMEOUT, said).await.expect("it says nothing")
+        timeout(WAIT_TIMEOUT, next_mark).await.expect("it says nothing")
     }
 
     /// Stops every thread of the process, and returns once all have stopped.

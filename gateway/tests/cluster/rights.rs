@@ -131,22 +131,22 @@ async fn a_gateway_of_one_namespace_may_do_what_it_needs_and_nothing_else() {
 async fn a_gateway_with_dual_pods_may_make_pods_and_read_one_map_as_well() {
     let cluster = cluster().await;
     let site = GatewayNamespace::new(cluster, "rights-dual").await;
-    let own = site.namespace.name();
+    let namespace = site.namespace.name();
     site.install("dual-pods.yaml", None).await;
-    site.install("dual-pods-namespace.yaml", Some(own)).await;
+    site.install("dual-pods-namespace.yaml", Some(namespace)).await;
     let client = site.client().await;
     let map = |name: &str| ResourceAttributes {
         name: Some(name.to_owned()),
-        ..resource_attributes("", "configmaps", "get", own)
+        ..resource_attributes("", "configmaps", "get", namespace)
     };
     let given = async {
         while !is_allowed(&client, map("gpu-map")).await
-            || !is_allowed(&client, resource_attributes("", "pods", "create", own)).await
+            || !is_allowed(&client, resource_attributes("", "pods", "create", namespace)).await
         {}
     };
     tokio::time::timeout(WAIT_TIMEOUT, given).await.unwrap();
     assert!(!is_allowed(&client, map("somebodys")).await);
-    exactly(&site, own, &[&CLUSTER, &OWN, &MODELS, &DUAL]).await;
+    exactly(&site, namespace, &[&CLUSTER, &OWN, &MODELS, &DUAL]).await;
 }
 
 #[tokio::test]

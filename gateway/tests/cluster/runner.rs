@@ -84,17 +84,19 @@ impl<'a> Installation<'a> {
         node: impl FnOnce(&str) -> NodeSpec,
     ) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let own = site.namespace.name().to_owned();
+        let namespace = site.namespace.name().to_owned();
         let runner = PodRunner::builder(&site.namespace)
-            .node(node(&own))
+            .node(node(&namespace))
             .image(STUB_IMAGE, PodImage::new(programs.stub.unwrap_or_else(|| stub_program(&dir))))
             .image("rouse/engine", PodImage::new(&programs.gateway))
             .start()
             .await
             .unwrap();
         let (program, stub_image) = (programs.gateway, STUB_IMAGE.to_owned());
-        let world = Self { site, runner, dir, program, stub_image, watched: own.clone() };
-        world.pool(&own, json!({"nodeSelector": {"inference-pool": own}, "memory": memory})).await;
+        let world = Self { site, runner, dir, program, stub_image, watched: namespace.clone() };
+        world
+            .pool(&namespace, json!({"nodeSelector": {"inference-pool": namespace}, "memory": memory}))
+            .await;
         world
     }
 
@@ -122,14 +124,14 @@ pub(crate) fn plain_node(own: &str, gpus: u32) -> NodeSpec {
 /// name, the stub finds a driver that reports the file's accelerators ([`Installation::set_accelerators`]).
 fn stub_program(dir: &TempDir) -> PathBuf {
     let path = dir.path().join("rouse-stub");
-    let (own, driver) = (std::env::current_exe().unwrap(), dir.path().join("driver"));
+    let (own_exe, driver) = (std::env::current_exe().unwrap(), dir.path().join("driver"));
     let script = format!(
         "#!/bin/sh\n\
          for word in \"$@\"; do case $word in --model=*) FAKE_NVML={driver}/${{word#--model=}};; esac; done\n\
          if [ -e \"$FAKE_NVML\" ]; then export FAKE_NVML LD_LIBRARY_PATH={driver}; fi\n\
-         {STUB_ARGS_ENV}=$(printf '%s\\n' \"$@\") exec {own} runner::stub --exact --nocapture\n",
+         {STUB_ARGS_ENV}=$(printf '%s\\n' \"$@\") exec {own_exe} runner::stub --exact --nocapture\n",
         driver = driver.display(),
-        own = own.display()
+        own_exe = own_exe.display()
     );
     fs::write(&path, script).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();

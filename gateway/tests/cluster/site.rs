@@ -77,8 +77,8 @@ impl<'a> GatewayNamespace<'a> {
         let text = std::fs::read_to_string(repo_path("charts/rouse/rbac").join(file)).unwrap();
         for document in text.split("---\n") {
             let mut object: Value = serde_saphyr::from_str(document).unwrap();
-            for place in ["/metadata/namespace", "/subjects/0/namespace"] {
-                match object.pointer_mut(place) {
+            for pointer in ["/metadata/namespace", "/subjects/0/namespace"] {
+                match object.pointer_mut(pointer) {
                     Some(place) if place == MANIFEST_NAMESPACE => *place = json!(self.namespace.name()),
                     _ => {}
                 }
@@ -111,17 +111,18 @@ impl<'a> GatewayNamespace<'a> {
     /// each.
     async fn wait_for_rights(&self, models: &ModelScope<'_>) {
         let client = self.client().await;
-        let mut asked = vec![
+        let mut reviews = vec![
             resource_attributes("coordination.k8s.io", "leases", "create", self.namespace.name()),
             resource_attributes("rouse.dev", "acceleratorpools/status", "update", ""),
         ];
         match models {
-            ModelScope::AllNamespaces => asked.push(resource_attributes("apps", "deployments", "delete", "")),
-            ModelScope::Namespaces(all) => {
-                asked.extend(all.iter().map(|one| resource_attributes("apps", "deployments", "delete", one)))
+            ModelScope::AllNamespaces => {
+                reviews.push(resource_attributes("apps", "deployments", "delete", ""))
             }
+            ModelScope::Namespaces(all) => reviews
+                .extend(all.iter().map(|one| resource_attributes("apps", "deployments", "delete", one))),
         }
-        for right in asked {
+        for right in reviews {
             let seen = async {
                 while !is_allowed(&client, right.clone()).await {
                     sleep(Duration::from_millis(20)).await;

@@ -113,9 +113,9 @@ impl PoolRevisions {
     /// Follows this pool from its given revision on.
     pub(crate) fn of(client: &Client, from: &AcceleratorPool) -> Self {
         let pools: Api<AcceleratorPool> = Api::all(client.clone());
-        let (told, seen) = watch::channel(vec![from.clone()]);
+        let (told, rx) = watch::channel(vec![from.clone()]);
         tokio::spawn(follow_pool(pools.clone(), told));
-        Self { revisions: seen, pools, name: from.name_any() }
+        Self { revisions: rx, pools, name: from.name_any() }
     }
 
     /// All revisions up to now.
@@ -126,8 +126,8 @@ impl PoolRevisions {
     }
 }
 
-async fn follow_pool(pools: Api<AcceleratorPool>, told: watch::Sender<Vec<AcceleratorPool>>) {
-    let last = || told.borrow().last().map(|pool| (pool.name_any(), pool.resource_version().unwrap()));
+async fn follow_pool(pools: Api<AcceleratorPool>, tx: watch::Sender<Vec<AcceleratorPool>>) {
+    let last = || tx.borrow().last().map(|pool| (pool.name_any(), pool.resource_version().unwrap()));
     // An API server ends each watch after some time; the next watch continues at the last version.
     while let Some((name, version)) = last() {
         let only = WatchParams::default().fields(&format!("metadata.name={name}"));
@@ -135,11 +135,11 @@ async fn follow_pool(pools: Api<AcceleratorPool>, told: watch::Sender<Vec<Accele
         let mut events = std::pin::pin!(events);
         while let Some(event) = events.next().await {
             match event.unwrap() {
-                WatchEvent::Modified(pool) => told.send_modify(|all| all.push(pool)),
+                WatchEvent::Modified(pool) => tx.send_modify(|all| all.push(pool)),
                 WatchEvent::Bookmark(_) => {}
                 other => panic!("{other:?}"),
             }
-            if told.is_closed() {
+            if tx.is_closed() {
                 return;
             }
         }

@@ -111,15 +111,15 @@ async fn a_stub_obeys_nobody_without_its_models_own_token() {
 #[tokio::test]
 async fn gateways_that_come_at_once_have_one_key() {
     let site = GatewayNamespace::new(cluster().await, "tokens-key").await;
-    let (client, own) = (site.client().await, site.namespace.name());
+    let (client, namespace) = (site.client().await, site.namespace.name());
     let empty: Secret = site.namespace.api::<Secret>().get(SECRET).await.unwrap();
     assert_eq!(empty.data, None);
-    let each = (0..8).map(|_| StubKey::load_or_create(&client, own));
+    let each = (0..8).map(|_| StubKey::load_or_create(&client, namespace));
     let keys: Vec<StubKey> = futures_util::future::try_join_all(each).await.unwrap();
     assert!(keys.iter().all(|key| *key == keys[0]));
     // Applying the manifest again keeps the key.
     site.reinstall().await;
-    assert_eq!(StubKey::load_or_create(&client, own).await.unwrap(), keys[0]);
+    assert_eq!(StubKey::load_or_create(&client, namespace).await.unwrap(), keys[0]);
 
     let secrets: Api<Secret> = site.namespace.api();
     let set = |key: &str| {
@@ -128,10 +128,10 @@ async fn gateways_that_come_at_once_have_one_key() {
         async move { secrets.patch(SECRET, &PatchParams::default(), &patch).await.unwrap() }
     };
     set("c2hvcnQ=").await;
-    let refused = StubKey::load_or_create(&client, own).await.unwrap_err();
+    let refused = StubKey::load_or_create(&client, namespace).await.unwrap_err();
     assert!(!refused.is_transient() && refused.to_string().contains("remove the entry"), "{refused}");
     secrets.delete(SECRET, &kube::api::DeleteParams::default()).await.unwrap();
-    let refused = StubKey::load_or_create(&client, own).await.unwrap_err();
+    let refused = StubKey::load_or_create(&client, namespace).await.unwrap_err();
     assert!(!refused.is_transient() && refused.to_string().contains("rbac/gateway.yaml"), "{refused}");
     let elsewhere = StubKey::load_or_create(&client, "kube-system").await.unwrap_err();
     assert!(!elsewhere.is_transient() && elsewhere.to_string().contains("may not"), "{elsewhere}");

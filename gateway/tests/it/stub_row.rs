@@ -86,19 +86,19 @@ fn is_whole(answer: &TestResponse) -> bool {
 #[test]
 fn nobody_is_lost_or_refused_by_a_stub_that_closes_its_gate_over_fifty_requests() {
     let folder = tempfile::tempdir().unwrap();
-    let (told, place) = (
+    let (stub_folder, place) = (
         StubRowFolder(folder.path()),
         row::StubInRow { folder: Some(folder.path()), ..row::StubInRow::new() },
     );
     let row = GatewayWithStub::behind(place, "", "--itl 40ms", "");
     assert_eq!(row.gateway.admin().post("/admin/v1/models/small/wake", "").status, 202);
-    told.listens(&row);
-    told.tell();
+    stub_folder.listens(&row);
+    stub_folder.tell();
     row.gateway.until_state("small", "awake");
     // This answer proves the engine, and its gate opens for all requests.
     assert!(is_whole(&row.ask(false, 1).rest()));
     // The test stalls the engine past its stub, so no answer ends before all have begun, whatever the gate does.
-    told.fault(r#"{"stall-streams": true}"#);
+    stub_folder.fault(r#"{"stall-streams": true}"#);
     let under_way: Vec<TestExchange> = (0..50).map(|n| row.ask(n % 2 == 0, 40)).collect();
     // The gateway counts its own leases before the stub counts its.
     row.gateway.until("fifty are under way", Duration::from_secs(10), || row.leases() == 50);
@@ -110,7 +110,7 @@ fn nobody_is_lost_or_refused_by_a_stub_that_closes_its_gate_over_fifty_requests(
     let reason = row.model()["reason"].as_str().unwrap().to_owned();
     assert!(reason.contains("its stub has closed the gate"), "{reason}");
     assert_eq!(row.gateway.engine("small#0")["state"], "Awake");
-    told.fault(r#"{"stall-streams": null}"#);
+    stub_folder.fault(r#"{"stall-streams": null}"#);
     for open in under_way {
         let answer = open.rest();
         assert!(is_whole(&answer), "{} {}", answer.status, answer.text());
@@ -214,7 +214,7 @@ impl StubRowFolder<'_> {
 #[test]
 fn clients_notice_nothing_of_a_stub_that_was_not_told_yet_where_its_engine_is() {
     let folder = tempfile::tempdir().unwrap();
-    let (told, place) = (
+    let (stub_folder, place) = (
         StubRowFolder(folder.path()),
         row::StubInRow { folder: Some(folder.path()), ..row::StubInRow::new() },
     );
@@ -227,25 +227,26 @@ fn clients_notice_nothing_of_a_stub_that_was_not_told_yet_where_its_engine_is() 
     };
 
     let early: Vec<TestExchange> = (0..10).map(|n| row.ask(n % 2 == 0, 3)).collect();
-    told.listens(&row);
-    let direct = || TestClient::new(told.address("relay").unwrap()).post(CHAT, &chat_body("small", false, 1));
+    stub_folder.listens(&row);
+    let direct =
+        || TestClient::new(stub_folder.address("relay").unwrap()).post(CHAT, &chat_body("small", false, 1));
     let (first, mark) = (direct(), "x-rouse-not-ready");
     assert_eq!((first.status, first.header(mark)), (503, "1"), "what the gateway is answered");
     row.until_waiting(10);
-    told.tell();
+    stub_folder.tell();
     early.into_iter().for_each(served);
 
     // The stub's engine stays awake and continues.
-    let seen = told.seen();
-    told.restart(&row);
+    let seen = stub_folder.seen();
+    stub_folder.restart(&row);
     assert_eq!((direct().status, direct().header(mark)), (503, "1"));
     let late: Vec<TestExchange> = (0..20).map(|n| row.ask(n % 2 == 0, 3)).collect();
     row.until_waiting(20);
     let reason = row.model()["reason"].as_str().unwrap().to_owned();
     assert!(reason.contains("its stub has closed the gate"), "{reason}");
     assert_eq!(row.gateway.engine("small#0")["state"], "Awake");
-    assert_eq!(told.seen(), seen, "somebody got in");
-    told.tell();
+    assert_eq!(stub_folder.seen(), seen, "somebody got in");
+    stub_folder.tell();
     late.into_iter().for_each(served);
     row.gateway.until("nobody has a lease", Duration::from_secs(5), || row.gateway.leases() == 0);
     assert_eq!((row.model()["waiting"].as_u64(), row.leases()), (Some(0), 0.into()));

@@ -45,24 +45,25 @@ pub(crate) async fn shared_node() -> &'static NodeInstallation<'static> {
 /// Starts an installation in a cluster that serves our kinds. `dual` is the gateway's configuration for dual pods.
 pub(crate) async fn start<'a>(cluster: &'a TestCluster, dual: &str) -> NodeInstallation<'a> {
     let site = GatewayNamespace::new(cluster, "node").await;
-    let own = site.namespace.name().to_owned();
+    let namespace = site.namespace.name().to_owned();
     site.install("dual-pods.yaml", None).await;
-    site.install("dual-pods-namespace.yaml", Some(&own)).await;
+    site.install("dual-pods-namespace.yaml", Some(&namespace)).await;
     // `make test-node` builds the images beside cargo's outputs, of which this program is one.
     let archives = std::env::current_exe().unwrap().parent().unwrap().with_file_name("images");
     let node = KubeletNode::builder(site.cluster, &archives).image("engine-sim").accelerators(ACCELERATORS);
     let node = node.start().await.unwrap_or_else(|error| panic!("{error:#}"));
     pages::import_stub(&node, &archives).await;
     let nodes: Api<NodeObject> = Api::all(site.admin.clone());
-    let labels = json!({"metadata": {"labels": {"inference-pool": own, "nvidia.com/gpu.memory": "81920"}}});
+    let labels =
+        json!({"metadata": {"labels": {"inference-pool": namespace, "nvidia.com/gpu.memory": "81920"}}});
     nodes.patch(node.name(), &PatchParams::default(), &Patch::Merge(labels)).await.unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let (stub_image, watched) = (image("rouse-stub"), own.clone());
+    let (stub_image, watched) = (image("rouse-stub"), namespace.clone());
     let program = env!("CARGO_BIN_EXE_rouse-gateway").into();
     let world = Installation { site, runner: node, dir, program, stub_image, watched };
-    let selector = json!({"inference-pool": own});
+    let selector = json!({"inference-pool": namespace});
     let pool = json!({"nodeSelector": selector, "sleepingMemory": "8Gi", "hostSleepMemory": "256Gi"});
-    world.pool(&own, pool).await;
+    world.pool(&namespace, pool).await;
     let settings = format!(", anyBackend: true, dualPods: {{{dual}}}");
     let gateway = world.gateway_in("gateway-0", &settings, &[world.site.cluster.mark()]);
     NodeInstallation { installation: world, gateway }

@@ -88,13 +88,13 @@ impl RunArgs {
             .prefix("rouse-compare-")
             .tempdir()
             .context("cannot create a temporary folder")?;
-        let place = BenchEnvironment { installed, cores: cores()?, folder: folder.path().to_owned() };
-        measure::pin(place.cores.load)?;
-        let mut results = self.results(&place, &targets)?;
+        let environment = BenchEnvironment { installed, cores: cores()?, folder: folder.path().to_owned() };
+        measure::pin(environment.cores.load)?;
+        let mut results = self.results(&environment, &targets)?;
         let (mut interrupt, mut terminate) =
             (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         let measured = tokio::select! {
-            measured = self.measure(&place, targets, lasts, &mut results) => measured,
+            measured = self.measure(&environment, targets, lasts, &mut results) => measured,
             _ = interrupt.recv() => Err(anyhow::anyhow!("interrupted")),
             _ = terminate.recv() => Err(anyhow::anyhow!("terminated")),
         };
@@ -107,24 +107,24 @@ impl RunArgs {
         }
         print!("{}", table::markdown(&results));
         let missed = table::missed(&results);
-        for what in &missed {
-            eprintln!("missed: {what}");
+        for goal in &missed {
+            eprintln!("missed: {goal}");
         }
         Ok(ExitCode::from(u8::from(!missed.is_empty() && !self.report_only)))
     }
 
     async fn measure(
         &self,
-        place: &BenchEnvironment,
+        environment: &BenchEnvironment,
         targets: Vec<ComparedProxy>,
         lasts: Duration,
         results: &mut CompareResults,
     ) -> anyhow::Result<()> {
-        let (engine, address) = place.engine().await.context("the engine did not start")?;
+        let (engine, address) = environment.engine().await.context("the engine did not start")?;
         let cases = if self.only.is_empty() { BenchCase::ALL.to_vec() } else { self.only.clone() };
         let plan =
             ComparePlan { cases, targets, rounds: self.rounds, duration: lasts, repeats: self.repeats };
-        Measuring::new(place, plan, (address, engine.pid())).run(results, &self.out).await?;
+        Measuring::new(environment, plan, (address, engine.pid())).run(results, &self.out).await?;
         engine.stop().await;
         Ok(())
     }
@@ -146,17 +146,21 @@ impl RunArgs {
         Ok(targets)
     }
 
-    fn results(&self, place: &BenchEnvironment, targets: &[ComparedProxy]) -> anyhow::Result<CompareResults> {
+    fn results(
+        &self,
+        environment: &BenchEnvironment,
+        targets: &[ComparedProxy],
+    ) -> anyhow::Result<CompareResults> {
         let versions: BTreeMap<_, _> = targets
             .iter()
-            .filter_map(|&target| Some((target.name().to_owned(), place.installed.version(target)?)))
+            .filter_map(|&target| Some((target.name().to_owned(), environment.installed.version(target)?)))
             .collect();
         Ok(CompareResults {
             rounds: self.rounds,
             seconds: self.seconds,
             machine: machine()?,
             versions,
-            binary: place.installed.stripped(&place.folder),
+            binary: environment.installed.stripped(&environment.folder),
             cells: Vec::new(),
         })
     }

@@ -66,23 +66,23 @@ pub struct AcceleratorFile {
 impl AcceleratorFile {
     /// Creates or replaces the file with accelerators of these capacities in bytes.
     pub fn create(path: impl AsRef<Path>, accelerators: &[(impl AsRef<str>, u64)]) -> Result<Self, Error> {
-        let book = Self { path: path.as_ref().to_owned() };
+        let file = Self { path: path.as_ref().to_owned() };
         let accelerators = accelerators
             .iter()
             .map(|(id, capacity)| {
                 (id.as_ref().to_owned(), SimAcceleratorState { capacity: *capacity, used: BTreeMap::new() })
             })
             .collect();
-        let _lock = book.lock_file()?;
-        book.write(&AcceleratorFileState { accelerators, ..AcceleratorFileState::default() })?;
-        Ok(book)
+        let _lock = file.lock_file()?;
+        file.write(&AcceleratorFileState { accelerators, ..AcceleratorFileState::default() })?;
+        Ok(file)
     }
 
     /// Opens a file that [`AcceleratorFile::create`] made.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
-        let book = Self { path: path.as_ref().to_owned() };
-        book.read()?;
-        Ok(book)
+        let file = Self { path: path.as_ref().to_owned() };
+        file.read()?;
+        Ok(file)
     }
 
     #[must_use]
@@ -108,17 +108,17 @@ impl AcceleratorFile {
     }
 
     /// Opens an account for the calling process on `ids`; a number that is not an id is an index, as in
-    /// `CUDA_VISIBLE_DEVICES`. Without ids it uses the first accelerator. Freed memory stays counted for `late`.
+    /// `CUDA_VISIBLE_DEVICES`. Without ids it uses the first accelerator. Freed memory stays counted for `free_delay`.
     pub fn holder(
         &self,
         ids: &[String],
         label: &str,
-        late: Option<Duration>,
+        free_delay: Option<Duration>,
     ) -> Result<MemoryAccount, Error> {
-        let known: Vec<String> = self.usage()?.into_keys().collect();
+        let known_ids: Vec<String> = self.usage()?.into_keys().collect();
         let find = |id: &String| {
-            let by_index = || id.parse().ok().and_then(|index: usize| known.get(index));
-            known.iter().find(|k| *k == id).or_else(by_index).cloned()
+            let by_index = || id.parse().ok().and_then(|index: usize| known_ids.get(index));
+            known_ids.iter().find(|k| *k == id).or_else(by_index).cloned()
         };
         let mut ids = ids
             .iter()
@@ -126,11 +126,11 @@ impl AcceleratorFile {
             .map(|id| find(id).ok_or_else(|| Error::UnknownAccelerator(id.clone())))
             .collect::<Result<Vec<_>, _>>()?;
         if ids.is_empty() {
-            ids = known.into_iter().take(1).collect();
+            ids = known_ids.into_iter().take(1).collect();
         }
         let pid = std::process::id();
         let start = process::start_ticks(pid).unwrap_or_default();
-        Ok(MemoryAccount { file: self.clone(), ids, pid, start, label: label.to_owned(), free_delay: late })
+        Ok(MemoryAccount { file: self.clone(), ids, pid, start, label: label.to_owned(), free_delay })
     }
 
     fn transact<T>(

@@ -53,22 +53,22 @@ pub(crate) struct CallPosition<'a> {
 }
 
 impl SimChoice {
-    /// Plain tokens by [`content::token`]: `asked` of them, else `usual`.
-    pub(crate) fn plain(key: u64, corrupt: bool, asked: Option<u64>, usual: u64) -> Self {
-        let says = if corrupt { ChoiceContent::Corrupt } else { ChoiceContent::Tokens(key) };
-        let finish = if asked.is_some() { "length" } else { "stop" };
-        Self { content: says, finish, tokens: asked.unwrap_or(usual) }
+    /// Plain tokens by [`content::token`]: `requested` of them, else `usual`.
+    pub(crate) fn plain(key: u64, corrupt: bool, requested: Option<u64>, usual: u64) -> Self {
+        let content = if corrupt { ChoiceContent::Corrupt } else { ChoiceContent::Tokens(key) };
+        let finish = if requested.is_some() { "length" } else { "stop" };
+        Self { content, finish, tokens: requested.unwrap_or(usual) }
     }
 
     /// A text, truncated to the requested number of tokens.
-    pub(crate) fn text(text: &str, asked: Option<u64>) -> Self {
+    pub(crate) fn text(text: &str, requested: Option<u64>) -> Self {
         let pieces = split_tokens(text);
         let length = pieces.len() as u64;
-        Self { content: ChoiceContent::Text(pieces), finish: "stop", tokens: length }.truncated_to(asked)
+        Self { content: ChoiceContent::Text(pieces), finish: "stop", tokens: length }.truncated_to(requested)
     }
 
     /// Calls of `tools` in order, with arguments that fit their schemas.
-    pub(crate) fn calls(tools: &[ToolDefinition], key: u64, asked: Option<u64>) -> Self {
+    pub(crate) fn calls(tools: &[ToolDefinition], key: u64, requested: Option<u64>) -> Self {
         let call = |(index, tool): (u64, &ToolDefinition)| {
             let key = key.wrapping_add(index << 32);
             let pieces = split_tokens(&document::fit_schema(&tool.schema, key).to_string());
@@ -77,12 +77,12 @@ impl SimChoice {
         let calls: Vec<SimToolCall> = (0..).zip(tools).map(call).collect();
         let length = calls.iter().map(|call| call.pieces.len() as u64).sum();
         Self { content: ChoiceContent::Calls(calls), finish: "tool_calls", tokens: length }
-            .truncated_to(asked)
+            .truncated_to(requested)
     }
 
-    fn truncated_to(mut self, asked: Option<u64>) -> Self {
-        if let Some(asked) = asked.filter(|asked| *asked < self.tokens) {
-            self.tokens = asked;
+    fn truncated_to(mut self, requested: Option<u64>) -> Self {
+        if let Some(requested) = requested.filter(|requested| *requested < self.tokens) {
+            self.tokens = requested;
             self.finish = "length";
         }
         self
@@ -103,21 +103,25 @@ impl SimChoice {
         TokenPiece { text, call: None }
     }
 
-    /// The text of its first `made` tokens. Tool calls add no text.
-    pub(crate) fn text_so_far(&self, made: u64) -> String {
-        let made = made.min(self.tokens);
-        if self.is_tool_call() { String::new() } else { (0..made).map(|i| self.piece(i).text).collect() }
+    /// The text of its first `token_count` tokens. Tool calls add no text.
+    pub(crate) fn text_so_far(&self, token_count: u64) -> String {
+        let token_count = token_count.min(self.tokens);
+        if self.is_tool_call() {
+            String::new()
+        } else {
+            (0..token_count).map(|i| self.piece(i).text).collect()
+        }
     }
 
-    /// The calls begun in its first `made` tokens, each with its arguments so far.
-    pub(crate) fn calls_so_far(&self, made: u64) -> Vec<(&SimToolCall, String)> {
+    /// The calls begun in its first `token_count` tokens, each with its arguments so far.
+    pub(crate) fn calls_so_far(&self, token_count: u64) -> Vec<(&SimToolCall, String)> {
         let mut called: Vec<(&SimToolCall, String)> = Vec::new();
-        for i in 0..made.min(self.tokens) {
+        for i in 0..token_count.min(self.tokens) {
             let piece = self.piece(i);
-            let Some(place) = piece.call else { break };
-            match called.last_mut().filter(|_| !place.is_first) {
+            let Some(position) = piece.call else { break };
+            match called.last_mut().filter(|_| !position.is_first) {
                 Some((_, arguments)) => arguments.push_str(&piece.text),
-                None => called.push((place.call, piece.text.into_owned())),
+                None => called.push((position.call, piece.text.into_owned())),
             }
         }
         called

@@ -59,16 +59,16 @@ impl DocumentWriter<'_> {
 
     fn object(&mut self, schema: &Value, depth: u32) -> Value {
         let properties = schema.get("properties").and_then(Value::as_object);
-        let made = properties
+        let members = properties
             .into_iter()
             .flatten()
             .map(|(name, schema)| (name.clone(), self.value(schema, depth - 1)));
-        Value::Object(made.collect::<Map<_, _>>())
+        Value::Object(members.collect::<Map<_, _>>())
     }
 
     fn word(&mut self) -> String {
-        let made = self.next();
-        content::token(self.key, made).trim().to_owned()
+        let number = self.next();
+        content::token(self.key, number).trim().to_owned()
     }
 
     /// A number from the schema's minimum to at most 99 above it.

@@ -72,9 +72,9 @@ impl SimEngine {
         let (view_tx, view) = watch::channel(LifecycleView::default());
         let (abort_tx, aborts) = watch::channel(0);
         let (orders, orders_rx) = mpsc::channel(16);
-        let life = EngineLifecycle::new(Arc::clone(&shared), view_tx, abort_tx).run(orders_rx);
+        let lifecycle = EngineLifecycle::new(Arc::clone(&shared), view_tx, abort_tx).run(orders_rx);
         let (seats, serial) = (Semaphore::new(seats), AtomicU64::new(0));
-        (Arc::new(Self { shared, view, aborts, commands: orders, running_permits: seats, serial }), life)
+        (Arc::new(Self { shared, view, aborts, commands: orders, running_permits: seats, serial }), lifecycle)
     }
 
     pub(crate) fn view(&self) -> LifecycleView {
@@ -91,10 +91,10 @@ impl SimEngine {
 
     /// Executes an order and returns its outcome, however long it takes.
     pub(crate) async fn execute(&self, order: LifecycleCommand) -> LifecycleResult {
-        let gone = || LifecycleError { message: "EngineDeadError".to_owned(), fatal: false };
+        let engine_dead = || LifecycleError { message: "EngineDeadError".to_owned(), fatal: false };
         let (told, outcome) = oneshot::channel();
-        self.commands.send((order, told)).await.map_err(|_| gone())?;
-        outcome.await.map_err(|_| gone())?
+        self.commands.send((order, told)).await.map_err(|_| engine_dead())?;
+        outcome.await.map_err(|_| engine_dead())?
     }
 
     /// Notifies, from now on, each time a sleep aborts the running requests.

@@ -82,11 +82,11 @@ impl AnswerWriter {
     }
 
     /// The events before the first token.
-    pub(crate) fn opening(&mut self, voices: &[SimChoice]) -> Vec<String> {
+    pub(crate) fn opening(&mut self, choices: &[SimChoice]) -> Vec<String> {
         match self.api {
-            SimApi::Chat => self.chat_opening(voices.len() as u64),
-            SimApi::Responses => self.responses_opening(voices),
-            SimApi::Messages => self.messages_opening(voices),
+            SimApi::Chat => self.chat_opening(choices.len() as u64),
+            SimApi::Responses => self.responses_opening(choices),
+            SimApi::Messages => self.messages_opening(choices),
             _ => Vec::new(),
         }
     }
@@ -102,39 +102,39 @@ impl AnswerWriter {
         }
     }
 
-    /// The events after the last token, of which there were `made`. `finish` overrides the choices' own finish reason.
+    /// The events after the last token, of which there were `token_count`. `finish` overrides the choices' own finish reason.
     pub(crate) fn closing(
         &mut self,
-        voices: &[SimChoice],
-        made: u64,
+        choices: &[SimChoice],
+        token_count: u64,
         show_usage: bool,
         finish: Option<&str>,
     ) -> Vec<String> {
-        let usage = self.usage(voices, made);
+        let usage = self.usage(choices, token_count);
         match self.api {
-            SimApi::Responses => self.responses_closing(voices, made, finish),
-            SimApi::Messages => self.messages_closing(voices, made, finish),
+            SimApi::Responses => self.responses_closing(choices, token_count, finish),
+            SimApi::Messages => self.messages_closing(choices, token_count, finish),
             SimApi::Transcriptions | SimApi::Translations => {
-                transcript::closing(&text_of(voices, made), usage)
+                transcript::closing(&text_of(choices, token_count), usage)
             }
             _ => self.chat_closing(show_usage.then_some(usage)),
         }
     }
 
     /// The body of a non-streaming response.
-    pub(crate) fn whole(&self, voices: &[SimChoice], made: u64, finish: Option<&str>) -> Value {
+    pub(crate) fn whole(&self, choices: &[SimChoice], token_count: u64, finish: Option<&str>) -> Value {
         match self.api {
-            SimApi::Responses => self.responses_whole(voices, made, finish),
-            SimApi::Messages => self.messages_whole(voices, made, finish),
+            SimApi::Responses => self.responses_whole(choices, token_count, finish),
+            SimApi::Messages => self.messages_whole(choices, token_count, finish),
             SimApi::Transcriptions | SimApi::Translations => {
-                transcript::whole(&text_of(voices, made), self.usage(voices, made))
+                transcript::whole(&text_of(choices, token_count), self.usage(choices, token_count))
             }
-            _ => self.chat_whole(voices, made, finish),
+            _ => self.chat_whole(choices, token_count, finish),
         }
     }
 
-    fn usage(&self, voices: &[SimChoice], made: u64) -> FrameUsage {
-        let completion = voices.iter().map(|voice| voice.tokens.min(made)).sum();
+    fn usage(&self, choices: &[SimChoice], token_count: u64) -> FrameUsage {
+        let completion = choices.iter().map(|choice| choice.tokens.min(token_count)).sum();
         FrameUsage { prompt: self.prompt_tokens, completion }
     }
 
@@ -145,17 +145,17 @@ impl AnswerWriter {
     }
 }
 
-fn text_of(voices: &[SimChoice], made: u64) -> String {
-    voices.iter().map(|voice| voice.text_so_far(made)).collect()
+fn text_of(choices: &[SimChoice], token_count: u64) -> String {
+    choices.iter().map(|choice| choice.text_so_far(token_count)).collect()
 }
 
-fn has_tool_calls(voices: &[SimChoice]) -> bool {
-    voices.iter().any(SimChoice::is_tool_call)
+fn has_tool_calls(choices: &[SimChoice]) -> bool {
+    choices.iter().any(SimChoice::is_tool_call)
 }
 
 /// The finish reason of the whole response.
-fn finish_reason<'a>(voices: &[SimChoice], finish: Option<&'a str>) -> &'a str {
-    finish.unwrap_or_else(|| voices.first().map_or("stop", |voice| voice.finish))
+fn finish_reason<'a>(choices: &[SimChoice], finish: Option<&'a str>) -> &'a str {
+    finish.unwrap_or_else(|| choices.first().map_or("stop", |choice| choice.finish))
 }
 
 /// An event that names its type twice, as in Anthropic's messages and the responses API.

@@ -64,16 +64,16 @@ pub(crate) async fn infer(
         return reply::api_error(api, 500, "InternalServerError", message, None).send(conn, wire).await;
     }
     let frames = AnswerWriter::new(api, name, &plan.model, plan.prompt_tokens, plan.echo.clone());
-    let mut job =
+    let mut inference_job =
         InferenceJob { engine, wire, plan, slot: seat, frames, stream: None, events_sent: 0, tokens_made: 0 };
     let outcome = select! {
         biased;
         _ = aborts.changed() => JobOutcome::AbortedBySleep,
-        result = job.run(conn) => JobOutcome::Ended(result),
+        result = inference_job.run(conn) => JobOutcome::Ended(result),
     };
     let result = match outcome {
         JobOutcome::Ended(result) => {
-            job.slot.end(match result {
+            inference_job.slot.end(match result {
                 Ok(()) => RequestEnd::Finished,
                 Err(SimConnectionError::Fault) => RequestEnd::Failed,
                 Err(_) => RequestEnd::Aborted,
@@ -82,11 +82,11 @@ pub(crate) async fn infer(
         }
         JobOutcome::AbortedBySleep => {
             // End the slot before the last write: a client that does not read must not delay the sleep.
-            job.slot.end(RequestEnd::AbortedBySleep);
-            job.finish(conn, Some("abort")).await
+            inference_job.slot.end(RequestEnd::AbortedBySleep);
+            inference_job.finish(conn, Some("abort")).await
         }
     };
-    drop(job);
+    drop(inference_job);
     result
 }
 
@@ -194,7 +194,7 @@ impl InferenceJob<'_> {
                 next = now;
             }
             self.tokens_made = i + 1;
-            self.slot.record_step(self.plan.choices.iter().filter(|voice| i < voice.tokens).count() as u64);
+            self.slot.record_step(self.plan.choices.iter().filter(|choice| i < choice.tokens).count() as u64);
             if self.stream.is_some() {
                 self.send_token(conn, i).await?;
             }
@@ -205,10 +205,10 @@ impl InferenceJob<'_> {
     /// Sends token `i` of each choice that has one.
     async fn send_token(&mut self, conn: &mut SimConnection, i: u64) -> Result<(), SimConnectionError> {
         for n in 0..self.plan.choices.len() {
-            let voice = &self.plan.choices[n];
-            if i < voice.tokens {
-                let last = (i + 1 == voice.tokens).then_some(voice.finish);
-                let events = self.frames.token(n as u64, &voice.piece(i), last);
+            let choice = &self.plan.choices[n];
+            if i < choice.tokens {
+                let last = (i + 1 == choice.tokens).then_some(choice.finish);
+                let events = self.frames.token(n as u64, &choice.piece(i), last);
                 self.events(conn, &events).await?;
             }
         }
@@ -228,14 +228,14 @@ impl InferenceJob<'_> {
             return self.answer(finish)?.send(conn, self.wire).await;
         }
         self.begin(conn).await?;
-        let InferencePlan { choices: voices, usage, api, tokens, .. } = &self.plan;
+        let InferencePlan { choices, usage, api, tokens, .. } = &self.plan;
         let mut events = Vec::new();
         if finish.is_some() && self.tokens_made < *tokens && matches!(api, SimApi::Chat | SimApi::Completions)
         {
             let silence = TokenPiece { text: "".into(), call: None };
-            events.extend((0..voices.len()).flat_map(|n| self.frames.token(n as u64, &silence, finish)));
+            events.extend((0..choices.len()).flat_map(|n| self.frames.token(n as u64, &silence, finish)));
         }
-        events.extend(self.frames.closing(voices, self.tokens_made, *usage, finish));
+        events.extend(self.frames.closing(choices, self.tokens_made, *usage, finish));
         self.events(conn, &events).await?;
         match self.stream.take() {
             Some(stream) => stream.end(conn).await,
@@ -245,14 +245,15 @@ impl InferenceJob<'_> {
 
     /// The complete non-streaming response. An immediate answer cannot be truncated.
     fn answer(&self, finish: Option<&str>) -> Result<SimReply, SimConnectionError> {
-        let InferencePlan { choices: voices, immediate: whole, text_only: bare, .. } = &self.plan;
+        let InferencePlan { choices, immediate: whole, text_only: bare, .. } = &self.plan;
         match whole {
             ImmediateAnswer::Generated if *bare => {
-                let said: String = voices.iter().map(|voice| voice.text_so_far(self.tokens_made)).collect();
-                Ok(SimReply::text("text/plain; charset=utf-8", said))
+                let text: String =
+                    choices.iter().map(|choice| choice.text_so_far(self.tokens_made)).collect();
+                Ok(SimReply::text("text/plain; charset=utf-8", text))
             }
             ImmediateAnswer::Generated => {
-                Ok(SimReply::json(200, &self.frames.whole(voices, self.tokens_made, finish)))
+                Ok(SimReply::json(200, &self.frames.whole(choices, self.tokens_made, finish)))
             }
             _ if finish.is_some() => Err(SimConnectionError::Fault),
             ImmediateAnswer::Json(body) => Ok(SimReply::json(200, body)),
@@ -292,11 +293,11 @@ impl InferenceJob<'_> {
         stream.event(conn, event.as_bytes()).await
     }
 
-    /// Waits until `then`, and longer while a fault stalls generation. Ends at once when the client disconnects.
-    async fn wait_until(&self, conn: &mut SimConnection, then: Instant) -> Result<(), SimConnectionError> {
+    /// Waits until `until`, and longer while a fault stalls generation. Ends at once when the client disconnects.
+    async fn wait_until(&self, conn: &mut SimConnection, until: Instant) -> Result<(), SimConnectionError> {
         let due = async {
-            if then > Instant::now() {
-                tokio::time::sleep_until(then).await;
+            if until > Instant::now() {
+                tokio::time::sleep_until(until).await;
             }
             self.engine.faults.wait_until_cleared(&STALLING_FAULTS).await;
         };
@@ -306,11 +307,11 @@ impl InferenceJob<'_> {
     async fn unless_client_left<T>(
         &self,
         conn: &mut SimConnection,
-        what: impl Future<Output = T>,
+        work: impl Future<Output = T>,
     ) -> Result<T, SimConnectionError> {
         select! {
             biased;
-            done = what => Ok(done),
+            done = work => Ok(done),
             broken = conn.client_left() => Err(broken),
         }
     }

@@ -69,9 +69,9 @@ pub async fn run(args: EngineSimArgs) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let (engine, life) = SimEngine::new(args);
+    let (engine, lifecycle) = SimEngine::new(args);
     let mut tasks = JoinSet::new();
-    tasks.spawn(life);
+    tasks.spawn(lifecycle);
     let code = select! {
         code = serve(&engine, socket, &mut tasks) => code?,
         code = engine.fatal.wait() => code,
@@ -104,8 +104,9 @@ async fn bind(args: &EngineSimArgs) -> anyhow::Result<TcpSocket> {
     let address = address.with_context(|| format!("{} has no address", args.host))?;
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
-    let taken = || format!("error while attempting to bind on address {address}: address already in use");
-    socket.bind(address).with_context(taken)?;
+    let address_in_use =
+        || format!("error while attempting to bind on address {address}: address already in use");
+    socket.bind(address).with_context(address_in_use)?;
     Ok(socket)
 }
 

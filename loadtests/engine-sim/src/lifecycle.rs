@@ -110,12 +110,12 @@ impl EngineLifecycle {
                 return;
             }
         };
-        while let Some((order, told)) = orders.recv().await {
+        while let Some((order, outcome_tx)) = orders.recv().await {
             memory.set_free_delay(self.engine.faults.time(SimFault::LateMemory));
             let outcome = self.execute(order, &memory).await;
             self.publish(&memory);
             // The caller may have disconnected; the order was executed anyway.
-            told.send(outcome).ok();
+            outcome_tx.send(outcome).ok();
         }
     }
 

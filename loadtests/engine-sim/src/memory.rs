@@ -55,9 +55,9 @@ pub(crate) struct SimMemory {
 }
 
 impl SimMemory {
-    pub(crate) fn new(args: &EngineSimArgs, late: Option<Duration>) -> Result<Self, Error> {
+    pub(crate) fn new(args: &EngineSimArgs, free_delay: Option<Duration>) -> Result<Self, Error> {
         let label = args.model.first().map_or("", String::as_str);
-        let open = |path| AcceleratorFile::open(path)?.holder(&args.accelerators, label, late);
+        let open = |path| AcceleratorFile::open(path)?.holder(&args.accelerators, label, free_delay);
         let holder = args.accelerator_file.as_ref().map(open).transpose()?;
         let weights = args.weights();
         let rest = args.memory_awake - weights;
@@ -76,9 +76,9 @@ impl SimMemory {
         self.cache
     }
 
-    pub(crate) fn set_free_delay(&mut self, late: Option<Duration>) {
+    pub(crate) fn set_free_delay(&mut self, free_delay: Option<Duration>) {
         if let Some(holder) = &mut self.account {
-            holder.set_free_delay(late);
+            holder.set_free_delay(free_delay);
         }
     }
 

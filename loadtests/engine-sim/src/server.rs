@@ -25,14 +25,14 @@ pub(crate) async fn serve(engine: Arc<SimEngine>, io: TcpStream) {
     let mut conn = SimConnection::new(io, Arc::clone(&engine.counters));
     let mut served = false;
     loop {
-        let kept = Some(engine.args.keep_alive).filter(|idle| !idle.is_zero());
-        let idle = engine.faults.time(SimFault::StaleKeepalive).or(kept).filter(|_| served);
-        let ended = match conn.head(idle).await {
+        let keep_alive = Some(engine.args.keep_alive).filter(|idle| !idle.is_zero());
+        let idle = engine.faults.time(SimFault::StaleKeepalive).or(keep_alive).filter(|_| served);
+        let served_one = match conn.head(idle).await {
             Ok(head) => serve_one(&engine, &mut conn, &head).await,
             Err(broken) => Err(broken),
         };
         served = true;
-        match ended {
+        match served_one {
             Ok(true) => {}
             Ok(false) => break,
             Err(broken) => {
@@ -44,11 +44,11 @@ pub(crate) async fn serve(engine: Arc<SimEngine>, io: TcpStream) {
 }
 
 async fn answer_malformed(engine: &SimEngine, conn: &mut SimConnection, broken: &SimConnectionError) {
-    if let SimConnectionError::Malformed(what) = broken {
+    if let SimConnectionError::Malformed(reason) = broken {
         engine.counters.malformed.fetch_add(1, Relaxed);
-        let length = what.len();
+        let length = reason.len();
         let text = format!(
-            "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{what}"
+            "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{reason}"
         );
         // The connection closes either way.
         conn.send(text.as_bytes()).await.ok();
@@ -232,8 +232,8 @@ fn tokenize(engine: &SimEngine, body: &Bytes) -> SimReply {
         (None, Some(messages)) => messages.iter().map(message).collect(),
         (None, None) => return SimReply::error(400, "BadRequestError", "the request has no prompt", None),
     };
-    let asked = ask["model"].as_str();
-    if asked.is_some_and(|asked| !engine.names().iter().any(|name| name == asked)) {
+    let requested_model = ask["model"].as_str();
+    if requested_model.is_some_and(|asked| !engine.names().iter().any(|name| name == asked)) {
         return SimReply::error(404, "NotFoundError", "The model does not exist.", Some("model"));
     }
     let tokens = content::encode(&text);

@@ -41,13 +41,13 @@ const fn names(kind: EngineKind) -> CounterNames {
 pub(super) fn parse(text: &[u8], kind: EngineKind) -> Option<EngineCounters> {
     let names = names(kind);
     let mut counters = EngineCounters::default();
-    let mut known = false;
+    let mut is_known = false;
     for line in String::from_utf8_lossy(text).lines() {
         let Some((name, value)) = sample(line) else {
             continue;
         };
         if name == names.running {
-            known = true;
+            is_known = true;
             counters.running += value;
         } else if name == names.waiting {
             counters.waiting += value;
@@ -55,7 +55,7 @@ pub(super) fn parse(text: &[u8], kind: EngineKind) -> Option<EngineCounters> {
             counters.tokens = counters.tokens.saturating_add(value);
         }
     }
-    known.then_some(counters)
+    is_known.then_some(counters)
 }
 
 /// Parses `name{labels} value [timestamp]`. Label values may contain spaces, so the value is searched behind the last

@@ -120,7 +120,7 @@ impl Adapter {
                 Err("the engine reports that it sleeps".to_owned())
             }
             (EngineHealth::Healthy, _) => Ok(()),
-            (_, words) => Err(words),
+            (_, reason) => Err(reason),
         }
     }
 

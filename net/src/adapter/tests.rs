@@ -30,23 +30,25 @@ impl Engine {
         let address = listener.local_addr().unwrap();
         let asked = Arc::<Mutex<Vec<String>>>::default();
         let answers: Arc<BTreeMap<_, _>> = Arc::new(answers.iter().copied().collect());
-        let seen = Arc::clone(&asked);
+        let recorded = Arc::clone(&asked);
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (answers, seen) = (Arc::clone(&answers), Arc::clone(&seen));
+                let (answers, recorded) = (Arc::clone(&answers), Arc::clone(&recorded));
                 let answer = service_fn(move |request: hyper::Request<Incoming>| {
-                    let (answers, seen) = (Arc::clone(&answers), Arc::clone(&seen));
+                    let (answers, recorded) = (Arc::clone(&answers), Arc::clone(&recorded));
                     async move {
-                        let what = format!("{} {}", request.method(), request.uri());
+                        let endpoint = format!("{} {}", request.method(), request.uri());
                         let body = request.into_body().collect().await.unwrap().to_bytes();
                         let body = String::from_utf8_lossy(&body);
-                        let mut seen = seen.lock().unwrap();
-                        seen.push(format!("{what} {body}").trim_end().to_owned());
-                        let before = |path: &str| seen.iter().any(|call| call.starts_with(path));
+                        let mut recorded = recorded.lock().unwrap();
+                        recorded.push(format!("{endpoint} {body}").trim_end().to_owned());
+                        let before = |path: &str| recorded.iter().any(|call| call.starts_with(path));
                         let later = answers.iter().find(|(key, _)| {
-                            key.split_once(" after ").is_some_and(|(key, path)| key == what && before(path))
+                            key.split_once(" after ")
+                                .is_some_and(|(key, path)| key == endpoint && before(path))
                         });
-                        let answer = later.map(|(_, answer)| answer).or_else(|| answers.get(what.as_str()));
+                        let answer =
+                            later.map(|(_, answer)| answer).or_else(|| answers.get(endpoint.as_str()));
                         let answer = answer.copied().unwrap_or("404");
                         let status = answer.parse().unwrap_or(200_u16);
                         let body = Full::new(Bytes::from_static(answer.as_bytes()));
@@ -152,11 +154,11 @@ async fn an_engine_that_denied_and_then_says_nothing_is_asleep_once_it_says_so()
     while asked() == 0 {
         tokio::task::yield_now().await;
     }
-    let caller = HttpClient::new(engine.address, None);
-    caller.post("/falls", None, WITHIN).await.unwrap();
+    let client = HttpClient::new(engine.address, None);
+    client.post("/falls", None, WITHIN).await.unwrap();
     tokio::time::sleep(SLEEP_DENIAL_TIMEOUT.duration() + Duration::from_millis(300)).await;
     assert!(asked() > 2 && !sleeping.is_finished());
-    caller.post("/asleep", None, WITHIN).await.unwrap();
+    client.post("/asleep", None, WITHIN).await.unwrap();
     assert_eq!(sleeping.await.unwrap(), Ok(()));
 }
 

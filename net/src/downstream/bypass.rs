@@ -42,8 +42,8 @@ impl<P: DownstreamIo, B> RawResponseSlot<P, B> {
         let ends = ends || has_connection_close(answer.headers());
         let (parts, reply) = answer.into_parts();
         let head = head(parts.status, &parts.headers, &self.dates);
-        let passing = RawResponse::new(Rc::clone(&self.peer), self.pool.clone(), (head, reply), ends);
-        *self.response.borrow_mut() = Some(passing);
+        let raw_response = RawResponse::new(Rc::clone(&self.peer), self.pool.clone(), (head, reply), ends);
+        *self.response.borrow_mut() = Some(raw_response);
     }
 
     #[inline]

@@ -42,9 +42,9 @@ where
     <S::ResBody as http_body::Body>::Error: Into<Box<dyn Error + Send + Sync>>,
     H: Fn() -> Box<HyperServerConnection<I, S>>,
 {
-    /// `offer` is the slot into which the service puts responses that can bypass hyper.
-    pub fn new(offer: Rc<RawResponseSlot<P, S::ResBody>>, hyper: H) -> Self {
-        Self { stage: Http1Stage::Hyper(hyper()), hyper, slot: offer, closing: false }
+    /// `slot` is the slot into which the service puts responses that can bypass hyper.
+    pub fn new(slot: Rc<RawResponseSlot<P, S::ResBody>>, hyper: H) -> Self {
+        Self { stage: Http1Stage::Hyper(hyper()), hyper, slot, closing: false }
     }
 
     /// Ready when the connection is over.
@@ -65,8 +65,8 @@ where
                     }
                     self.hand_off();
                 }
-                Http1Stage::Raw(passing) => {
-                    if ready!(passing.poll(cx)).is_err() {
+                Http1Stage::Raw(raw_response) => {
+                    if ready!(raw_response.poll(cx)).is_err() {
                         return Poll::Ready(Ok(()));
                     }
                     self.stage = Http1Stage::Hyper((self.hyper)());
@@ -89,11 +89,11 @@ where
 
     fn hand_off(&mut self) {
         let now = std::mem::replace(&mut self.stage, Http1Stage::Closed);
-        let (Http1Stage::Hyper(connection), Some(passing)) = (now, self.slot.take()) else {
+        let (Http1Stage::Hyper(connection), Some(raw_response)) = (now, self.slot.take()) else {
             return;
         };
-        self.closing |= passing.closes_connection();
+        self.closing |= raw_response.closes_connection();
         self.slot.peer.unread(&connection.into_parts().read_buf);
-        self.stage = Http1Stage::Raw(passing);
+        self.stage = Http1Stage::Raw(raw_response);
     }
 }

@@ -60,21 +60,21 @@ impl ReadAhead {
         }
     }
 
-    /// Reports whether the connection begins with `wanted`: ready on a full match, a difference, or the connection's
-    /// end. Used before hyper owns the connection, to recognize HTTP/2 by its preface. Calls `came` after each read
+    /// Reports whether the connection begins with `prefix`: ready on a full match, a difference, or the connection's
+    /// end. Used before hyper owns the connection, to recognize HTTP/2 by its preface. Calls `on_read` after each read
     /// that returned bytes.
     pub fn poll_starts_with(
         &self,
         stream: &RefCell<impl AsyncRead + Unpin>,
         cx: &mut Context<'_>,
-        wanted: &[u8],
-        came: impl Fn(),
+        prefix: &[u8],
+        on_read: impl Fn(),
     ) -> Poll<io::Result<bool>> {
         loop {
             {
                 let ahead = self.bytes.borrow();
-                let common = ahead.iter().zip(wanted).take_while(|(a, b)| a == b).count();
-                if common == wanted.len() {
+                let common = ahead.iter().zip(prefix).take_while(|(a, b)| a == b).count();
+                if common == prefix.len() {
                     return Poll::Ready(Ok(true));
                 }
                 if common < ahead.len() {
@@ -84,7 +84,7 @@ impl ReadAhead {
             match ready!(self.poll_fill(stream, cx, READ_CHUNK_BYTES)) {
                 Err(error) => return Poll::Ready(Err(error)),
                 Ok(0) => return Poll::Ready(Ok(false)),
-                Ok(_) => came(),
+                Ok(_) => on_read(),
             }
         }
     }

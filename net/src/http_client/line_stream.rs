@@ -46,11 +46,11 @@ impl LineStream {
         longest: usize,
     ) -> Result<Self, HttpClientError> {
         let stream = TcpStream::connect(address).await.map_err(|_| HttpClientError::Unreachable)?;
-        let asked = TcpKeepalive::new()
+        let keepalive = TcpKeepalive::new()
             .with_time(KEEPALIVE_IDLE)
             .with_interval(KEEPALIVE_INTERVAL)
             .with_retries(KEEPALIVE_RETRIES);
-        SockRef::from(&stream).set_tcp_keepalive(&asked).map_err(|_| HttpClientError::Broken)?;
+        SockRef::from(&stream).set_tcp_keepalive(&keepalive).map_err(|_| HttpClientError::Broken)?;
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|_| HttpClientError::Broken)?;
         let mut connection = Some(Box::pin(connection));
@@ -106,18 +106,18 @@ impl LineStream {
     }
 }
 
-/// Awaits `what`, and drives the connection meanwhile.
-async fn drive_while<T>(connection: &mut Option<HyperClientConnection>, what: impl Future<Output = T>) -> T {
-    let mut what = pin!(what);
+/// Awaits `work`, and drives the connection meanwhile.
+async fn drive_while<T>(connection: &mut Option<HyperClientConnection>, work: impl Future<Output = T>) -> T {
+    let mut work = pin!(work);
     if let Some(open) = connection {
         tokio::select! {
             biased;
-            done = &mut what => return done,
+            done = &mut work => return done,
             _ = open => {}
         }
         *connection = None;
     }
-    what.await
+    work.await
 }
 
 #[cfg(test)]

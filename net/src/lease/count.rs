@@ -43,7 +43,7 @@ impl GateWord {
             // Acquire: a new lease sees everything the driver did before it opened the gate.
             match self.0.compare_exchange_weak(word, word + 1, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return true,
-                Err(seen) => word = seen,
+                Err(current) => word = current,
             }
         }
     }
@@ -57,7 +57,7 @@ impl GateWord {
             let after = if word & MAX_LEASES == 1 { (word - 1) & !WATCHED } else { word - 1 };
             match self.0.compare_exchange_weak(word, after, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(before) => break before,
-                Err(seen) => word = seen,
+                Err(current) => word = current,
             }
         };
         let last = before & MAX_LEASES == 1;
@@ -78,7 +78,7 @@ impl GateWord {
         while word & MAX_LEASES > 0 && word & WATCHED == 0 {
             match self.0.compare_exchange_weak(word, word | WATCHED, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => break,
-                Err(seen) => word = seen,
+                Err(current) => word = current,
             }
         }
         word & MAX_LEASES

@@ -80,7 +80,7 @@ pub fn should_retry(fault: &Fault) -> bool {
 /// Returns how long to wait before a retry: at least a second; `None` where a retry never helps or no time is known.
 #[must_use]
 pub fn retry_after(fault: &Fault) -> Option<Millis> {
-    let after = match fault {
+    let retry_after = match fault {
         Fault::ModelNotAwake { .. } => return None,
         Fault::RateLimited { retry_after, .. } => Some(*retry_after),
         Fault::ControlPlaneUnavailable => Some(CONTROL_PLANE_RETRY_AFTER),
@@ -89,7 +89,7 @@ pub fn retry_after(fault: &Fault) -> Option<Millis> {
             _ => return None,
         },
     };
-    Some(after.unwrap_or(MIN_RETRY_AFTER).max(MIN_RETRY_AFTER))
+    Some(retry_after.unwrap_or(MIN_RETRY_AFTER).max(MIN_RETRY_AFTER))
 }
 
 /// Log level: low for a client's mistakes, high for an operator's problems.
@@ -110,16 +110,16 @@ pub fn log_level(fault: &Fault) -> Level {
 
 /// Renders the envelope as JSON.
 #[must_use]
-pub fn body(fault: &Fault, form: ApiSchema) -> Bytes {
+pub fn body(fault: &Fault, schema: ApiSchema) -> Bytes {
     let mut json = Vec::with_capacity(256);
-    render::envelope(&error_object(fault, form), form, &mut json);
+    render::envelope(&error_object(fault, schema), schema, &mut json);
     json.into()
 }
 
 /// Renders the refusal as a whole response.
 #[must_use]
-pub fn response(fault: &Fault, form: ApiSchema) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body(fault, form)));
+pub fn response(fault: &Fault, schema: ApiSchema) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body(fault, schema)));
     *response.status_mut() = status(fault);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -134,15 +134,15 @@ pub fn response(fault: &Fault, form: ApiSchema) -> Response<Full<Bytes>> {
 /// Renders the failure as the end of a stream that had no events. The stream's head was sent already. No `[DONE]`
 /// follows.
 #[must_use]
-pub fn event(fault: &Fault, form: ApiSchema) -> Bytes {
-    event_after(fault, form, 0)
+pub fn event(fault: &Fault, schema: ApiSchema) -> Bytes {
+    event_after(fault, schema, 0)
 }
 
 /// As [`event`], after `events` events of the engine. The responses API numbers its events, from 0.
 #[must_use]
-pub fn event_after(fault: &Fault, form: ApiSchema, events: u64) -> Bytes {
+pub fn event_after(fault: &Fault, schema: ApiSchema, events: u64) -> Bytes {
     let mut out = Vec::with_capacity(512);
-    render::write_error_event(&error_object(fault, form), form, events, &mut out);
+    render::write_error_event(&error_object(fault, schema), schema, events, &mut out);
     out.into()
 }
 
@@ -150,8 +150,8 @@ pub fn event_after(fault: &Fault, form: ApiSchema, events: u64) -> Bytes {
 /// or one that is not an event stream. `body`: the whole body of the engine's refusal; empty when the response was not
 /// a refusal.
 #[must_use]
-pub fn engine_error_event(status: StatusCode, body: &[u8], form: ApiSchema) -> Bytes {
-    engine_error::event(status, body, form)
+pub fn engine_error_event(status: StatusCode, body: &[u8], schema: ApiSchema) -> Bytes {
+    engine_error::event(status, body, schema)
 }
 
 const fn mapping(fault: &Fault) -> FaultMapping {
@@ -178,7 +178,7 @@ const fn mapping(fault: &Fault) -> FaultMapping {
         Fault::EngineUnreachable { .. } | Fault::EngineTimeout { timeout: ExchangeTimeout::Connect, .. } => {
             (502, "engine_unreachable", true)
         }
-        Fault::EngineClosedConnection { may_have_started: begun, .. } => (502, "engine_closed", !*begun),
+        Fault::EngineClosedConnection { may_have_started, .. } => (502, "engine_closed", !*may_have_started),
         // A fault with a wait was raised while the request was parked; without one, a running exchange failed.
         Fault::EngineFailed { wait, .. } => (503, "engine_failed", wait.is_some()),
         Fault::ModelNotReady { cause, .. } => (503, "model_not_ready", !cause.is_permanent()),
@@ -203,10 +203,10 @@ fn wait(fault: &Fault) -> Option<&WaitDetails> {
     }
 }
 
-fn error_object(fault: &Fault, form: ApiSchema) -> ErrorObject<'_> {
+fn error_object(fault: &Fault, schema: ApiSchema) -> ErrorObject<'_> {
     ErrorObject {
         message: fault.to_string(),
-        kind: match form {
+        kind: match schema {
             ApiSchema::OpenAi | ApiSchema::Responses => error_type(fault),
             ApiSchema::Anthropic => render::anthropic_error_type(status(fault)),
         },

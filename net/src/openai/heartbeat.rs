@@ -26,8 +26,8 @@ const IN_PROGRESS: &[u8] =
 /// Returns the bytes to write between events while a stream waits. `events`: send an event instead of a comment on the
 /// responses API.
 #[must_use]
-pub const fn heartbeat(form: ApiSchema, events: bool) -> &'static [u8] {
-    match form {
+pub const fn heartbeat(schema: ApiSchema, events: bool) -> &'static [u8] {
+    match schema {
         ApiSchema::Anthropic => PING,
         ApiSchema::Responses if events => IN_PROGRESS,
         ApiSchema::Responses => COMMENT,
@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn no_heartbeat_ends_a_stream_or_gives_it_an_id() {
-        for (form, events, count) in [
+        for (schema, events, count) in [
             (ApiSchema::OpenAi, false, 0),
             (ApiSchema::OpenAi, true, 0),
             (ApiSchema::Responses, false, 0),
@@ -50,16 +50,16 @@ mod tests {
             (ApiSchema::Anthropic, false, 1),
         ] {
             let mut scanner = ResponseScanner::new();
-            scanner.feed(heartbeat(form, events));
+            scanner.feed(heartbeat(schema, events));
             let facts = *scanner.facts();
-            assert_eq!(facts.events, count, "{form:?}");
-            assert!(!facts.done && !facts.error && facts.id.is_none(), "{form:?}");
+            assert_eq!(facts.events, count, "{schema:?}");
+            assert!(!facts.done && !facts.error && facts.id.is_none(), "{schema:?}");
             // The heartbeat's line has ended, so an error event may follow it.
             scanner.feed(b"\n");
             assert!(scanner.at_event_boundary());
         }
-        for (form, line) in [(ApiSchema::OpenAi, " \n"), (ApiSchema::Responses, ": rouse\n")] {
-            assert_eq!(heartbeat(form, false), line.as_bytes(), "one newline");
+        for (schema, line) in [(ApiSchema::OpenAi, " \n"), (ApiSchema::Responses, ": rouse\n")] {
+            assert_eq!(heartbeat(schema, false), line.as_bytes(), "one newline");
         }
     }
 }

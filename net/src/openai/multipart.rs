@@ -83,21 +83,21 @@ pub fn peek_any<'a>(body: &'a [u8], boundary: &[u8]) -> Result<RoutingFields<'a>
     let mut stream = None;
     for part in parts(body, boundary)? {
         let FormPart { name, content, .. } = &part;
-        let place = match *name {
+        let field = match *name {
             b"model" => &mut model,
             b"stream" => &mut stream,
             // A form may set the charset of its other fields with this part.
             b"_charset_" => return Err(Error::Malformed("a part '_charset_' is not supported")),
             _ => continue,
         };
-        if place.is_some() {
+        if field.is_some() {
             return Err(Error::Duplicate(if *name == b"model" { "model" } else { "stream" }));
         }
         part.check_text().map_err(|wrong| match *name {
             b"model" => Error::Model(wrong),
             _ => Error::Malformed("the part 'stream' is not a plain field"),
         })?;
-        *place = Some(content.clone());
+        *field = Some(content.clone());
     }
     let name = match &model {
         Some(range) => model_name(slice_of(body, range))?,

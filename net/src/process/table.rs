@@ -127,9 +127,9 @@ fn parse_address(hex: &str) -> Option<IpAddr> {
 
 /// Those `listeners` that one of `pids` holds open.
 pub fn owned_by(listeners: &[ListeningSocket], pids: &[i32]) -> Vec<ListeningSocket> {
-    let held: Vec<u64> = pids.iter().flat_map(|&pid| sockets(pid)).collect();
-    let mine = listeners.iter().filter(|listener| held.contains(&listener.inode));
-    mine.copied().collect()
+    let inodes: Vec<u64> = pids.iter().flat_map(|&pid| sockets(pid)).collect();
+    let owned = listeners.iter().filter(|listener| inodes.contains(&listener.inode));
+    owned.copied().collect()
 }
 
 fn sockets(pid: i32) -> Vec<u64> {

@@ -9,9 +9,9 @@ use super::{
     headers::{self, HeaderOverrides},
 };
 
-/// Parses an engine's response head at the front of `held`; true if it was complete.
-pub fn read_head(held: &mut Bytes) -> bool {
-    matches!(head::parse(held, &Method::POST), Ok(Some(_)))
+/// Parses an engine's response head at the front of `buffer`; true if it was complete.
+pub fn read_head(buffer: &mut Bytes) -> bool {
+    matches!(head::parse(buffer, &Method::POST), Ok(Some(_)))
 }
 
 /// Writes a request head as an engine gets it, without the empty line.
@@ -24,14 +24,14 @@ pub fn write_head(
     length: usize,
 ) {
     head::write_request_line(out, method, "", path);
-    let ours = HeaderOverrides {
+    let overrides = HeaderOverrides {
         host,
         authorization: None,
         request_id: None,
         length: Some(length as u64),
         identity_encoding: true,
     };
-    headers::to_engine(out, headers, ours);
+    headers::to_engine(out, headers, overrides);
 }
 
 /// Decodes a chunked body.

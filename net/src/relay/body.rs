@@ -96,16 +96,16 @@ impl<O: RelayObserver + Unpin> RelayBody<O> {
         record: RelayGuard<O>,
         model: ModelName,
         timeouts: &RelayTimeouts,
-        wanted: ResponseOptions,
+        options: ResponseOptions,
     ) -> Response<Self> {
         let UpstreamResponseHead { status, mut headers, decoder, gated, .. } = head;
         let readable = headers::is_readable_stream(&headers);
         let document =
-            wanted.inspection == ResponseInspection::EventsAndJson && headers::is_readable_json(&headers);
+            options.inspection == ResponseInspection::EventsAndJson && headers::is_readable_json(&headers);
         // A body with a given length has no room for an error event, and an encoded one can be neither read nor
         // appended to.
         let events = readable && decoder.remaining().is_none();
-        let follow = match (wanted.inspection, wanted.schema) {
+        let follow = match (options.inspection, options.schema) {
             (ResponseInspection::StreamEnd, ApiSchema::OpenAi | ApiSchema::Anthropic) => {
                 events.then(|| StreamTracker::Tail(StreamTail::default()))
             }
@@ -118,8 +118,8 @@ impl<O: RelayObserver + Unpin> RelayBody<O> {
             guard: record,
             model,
             tracker: follow,
-            event_schema: events.then_some(wanted.schema),
-            idle: wanted.stream.then_some(timeouts.idle),
+            event_schema: events.then_some(options.schema),
+            idle: options.stream.then_some(timeouts.idle),
             exit_wait: timeouts.exit_wait,
             last_frame_at: None,
         };
@@ -200,14 +200,14 @@ impl<O: RelayObserver + Unpin> RelayBody<O> {
                     return Poll::Ready(Some(Err(broken)));
                 }
                 RelayBodyState::AwaitingCause(flow, patience) => {
-                    let known = self.guard.live().and_then(|open| {
+                    let revocation = self.guard.live().and_then(|open| {
                         flow.as_mut().abort_watch().register(&open.lease, cx);
                         open.lease.revoked().cloned()
                     });
-                    if known.is_none() {
+                    if revocation.is_none() {
                         ready!(patience.as_mut().poll(cx));
                     }
-                    let fault = known.unwrap_or_else(|| broken_off_fault(&self.model));
+                    let fault = revocation.unwrap_or_else(|| broken_off_fault(&self.model));
                     if let Some(event) = self.fail(fault) {
                         return Poll::Ready(Some(Ok(ScratchFrame::Owned(event))));
                     }
@@ -287,16 +287,16 @@ impl<O: RelayObserver + Unpin> RelayBody<O> {
 
     /// Ends the exchange with a fault. Returns the error event, if one can be appended to the stream.
     fn fail(&mut self, fault: Fault) -> Option<Bytes> {
-        let told = self.event_schema.zip(self.tracker.as_ref()).filter(|_| self.can_append_event());
-        let farewell = told.map(|(form, follow)| error_event(&fault, form, follow));
-        let told = Box::new(fault.clone());
-        self.state = if farewell.is_some() {
-            RelayBodyState::DelayedClose(Box::pin(sleep(DELAYED_CLOSE_TIMEOUT.duration())), told)
+        let event_inputs = self.event_schema.zip(self.tracker.as_ref()).filter(|_| self.can_append_event());
+        let error_event_bytes = event_inputs.map(|(schema, follow)| error_event(&fault, schema, follow));
+        let boxed_fault = Box::new(fault.clone());
+        self.state = if error_event_bytes.is_some() {
+            RelayBodyState::DelayedClose(Box::pin(sleep(DELAYED_CLOSE_TIMEOUT.duration())), boxed_fault)
         } else {
-            RelayBodyState::Broken(told)
+            RelayBodyState::Broken(boxed_fault)
         };
         self.guard.end(ExchangeOutcome::Failed(fault));
-        farewell
+        error_event_bytes
     }
 }
 

@@ -74,7 +74,7 @@ impl BodyDecoder {
     /// Reports whether the framing shows that the body is complete.
     pub(super) fn is_done(&self) -> bool {
         match self {
-            Self::Length(left) => *left == 0,
+            Self::Length(remaining) => *remaining == 0,
             Self::Chunked(chunks) => chunks.state == ChunkedState::Done,
             Self::UntilClose => false,
         }
@@ -83,47 +83,47 @@ impl BodyDecoder {
     /// Payload bytes still to come, where known.
     pub(super) const fn remaining(&self) -> Option<u64> {
         match self {
-            Self::Length(left) => Some(*left),
+            Self::Length(remaining) => Some(*remaining),
             Self::Chunked(_) | Self::UntilClose => None,
         }
     }
 
     /// Reports whether the bytes that arrived with the head cannot begin this body.
-    pub(super) fn refuses(&self, held: &Bytes) -> bool {
+    pub(super) fn refuses(&self, buffered: &Bytes) -> bool {
         matches!(self, Self::Chunked(_))
-            && !held.is_empty()
-            && Self::chunked().decode_buffered(&mut held.clone()).is_err()
+            && !buffered.is_empty()
+            && Self::chunked().decode_buffered(&mut buffered.clone()).is_err()
     }
 
     /// Decodes the next bytes, which may be cut anywhere.
     pub(super) fn decode(&mut self, bytes: &mut [u8]) -> Result<DecodedBytes, MalformedResponse> {
         match self {
             Self::UntilClose => Ok(DecodedBytes { payload: 0..bytes.len(), used: bytes.len() }),
-            Self::Length(left) => {
-                let here = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
-                *left -= here as u64;
-                Ok(DecodedBytes { payload: 0..here, used: here })
+            Self::Length(remaining) => {
+                let length = usize::try_from(*remaining).unwrap_or(usize::MAX).min(bytes.len());
+                *remaining -= length as u64;
+                Ok(DecodedBytes { payload: 0..length, used: length })
             }
             Self::Chunked(chunks) => chunks.decode(bytes),
         }
     }
 
-    /// As [`Self::decode`], for bytes that arrived with the head. Removes the consumed bytes from `held`.
-    pub(super) fn decode_buffered(&mut self, held: &mut Bytes) -> Result<Bytes, MalformedResponse> {
+    /// As [`Self::decode`], for bytes that arrived with the head. Removes the consumed bytes from `buffered`.
+    pub(super) fn decode_buffered(&mut self, buffered: &mut Bytes) -> Result<Bytes, MalformedResponse> {
         if let Self::Chunked(chunks) = self {
-            let mut bytes = held.to_vec();
+            let mut bytes = buffered.to_vec();
             let found = chunks.decode(&mut bytes)?;
-            drop(held.split_to(found.used));
+            drop(buffered.split_to(found.used));
             return Ok(Bytes::from(bytes).slice(found.payload));
         }
-        let here = match self {
-            Self::Length(left) => usize::try_from(*left).unwrap_or(usize::MAX).min(held.len()),
-            _ => held.len(),
+        let length = match self {
+            Self::Length(remaining) => usize::try_from(*remaining).unwrap_or(usize::MAX).min(buffered.len()),
+            _ => buffered.len(),
         };
-        if let Self::Length(left) = self {
-            *left -= here as u64;
+        if let Self::Length(remaining) = self {
+            *remaining -= length as u64;
         }
-        Ok(held.split_to(here))
+        Ok(buffered.split_to(length))
     }
 }
 
@@ -133,16 +133,16 @@ impl ChunkedDecoder {
         let (mut begin, mut end, mut at) = (0, 0, 0);
         while at < bytes.len() && self.state != ChunkedState::Done {
             if let ChunkedState::Data { left } = self.state {
-                let here = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len() - at);
+                let length = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len() - at);
                 if begin == end {
-                    (begin, end) = (at, at + here);
+                    (begin, end) = (at, at + length);
                 } else {
-                    bytes.copy_within(at..at + here, end);
-                    end += here;
+                    bytes.copy_within(at..at + length, end);
+                    end += length;
                 }
-                at += here;
+                at += length;
                 self.framing = 0;
-                self.state = match left - here as u64 {
+                self.state = match left - length as u64 {
                     0 if bytes.get(at..at + 2).is_some_and(|end| end == b"\r\n") => {
                         at += 2;
                         self.framing = 2;

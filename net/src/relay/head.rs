@@ -33,37 +33,37 @@ pub(super) struct UpstreamResponseHead {
 #[error("malformed response")]
 pub(super) struct MalformedResponse;
 
-/// Writes the first line of a request. `behind` is a prefix of the path.
-pub(super) fn write_request_line(out: &mut Vec<u8>, method: &Method, behind: &str, path: &PathAndQuery) {
-    for piece in [method.as_str(), " ", behind, path.as_str(), " HTTP/1.1\r\n"] {
+/// Writes the first line of a request. `prefix` is a prefix of the path.
+pub(super) fn write_request_line(out: &mut Vec<u8>, method: &Method, prefix: &str, path: &PathAndQuery) {
+    for piece in [method.as_str(), " ", prefix, path.as_str(), " HTTP/1.1\r\n"] {
         out.extend_from_slice(piece.as_bytes());
     }
 }
 
-/// Takes a complete head from the front of `held`; `None` while it is incomplete. Interim responses (1xx) are skipped:
+/// Takes a complete head from the front of `buffered`; `None` while it is incomplete. Interim responses (1xx) are skipped:
 /// they concern one hop, and the client may not understand them.
 ///
 /// The values share the memory they were read into, so a head allocates only its table.
 pub(super) fn parse(
-    held: &mut Bytes,
+    buffered: &mut Bytes,
     method: &Method,
 ) -> Result<Option<UpstreamResponseHead>, MalformedResponse> {
     loop {
         // Clearing space for many headers takes longer than parsing most heads.
-        let parsed = match parse_with(&mut [httparse::EMPTY_HEADER; TYPICAL_HEADERS], held, method) {
+        let parsed = match parse_with(&mut [httparse::EMPTY_HEADER; TYPICAL_HEADERS], buffered, method) {
             Err(httparse::Error::TooManyHeaders) => {
-                parse_with(&mut [httparse::EMPTY_HEADER; MAX_HEADERS], held, method)
+                parse_with(&mut [httparse::EMPTY_HEADER; MAX_HEADERS], buffered, method)
             }
             parsed => parsed,
         };
         match parsed.map_err(|_| MalformedResponse)? {
             httparse::Status::Complete((length, head)) => {
-                drop(held.split_to(length));
+                drop(buffered.split_to(length));
                 if let Some(head) = head {
                     return head.map(Some);
                 }
             }
-            httparse::Status::Partial if held.len() < MAX_HEAD_BYTES => return Ok(None),
+            httparse::Status::Partial if buffered.len() < MAX_HEAD_BYTES => return Ok(None),
             httparse::Status::Partial => return Err(MalformedResponse),
         }
     }
@@ -74,16 +74,16 @@ type ParsedHead = httparse::Status<(usize, Option<Result<UpstreamResponseHead, M
 
 fn parse_with<'a>(
     fields: &mut [httparse::Header<'a>],
-    held: &'a Bytes,
+    buffered: &'a Bytes,
     method: &Method,
 ) -> Result<ParsedHead, httparse::Error> {
     let mut answer = httparse::Response::new(fields);
-    let httparse::Status::Complete(length) = answer.parse(held)? else {
+    let httparse::Status::Complete(length) = answer.parse(buffered)? else {
         return Ok(httparse::Status::Partial);
     };
     let code = answer.code.unwrap_or(0);
     let interim = (100..200).contains(&code) && code != 101;
-    let head = (!interim).then(|| read(&answer, held, method));
+    let head = (!interim).then(|| read(&answer, buffered, method));
     Ok(httparse::Status::Complete((length, head)))
 }
 
@@ -101,7 +101,7 @@ struct ResponseFraming<'a> {
 
 fn read(
     answer: &httparse::Response<'_, '_>,
-    held: &Bytes,
+    buffered: &Bytes,
     method: &Method,
 ) -> Result<UpstreamResponseHead, MalformedResponse> {
     let status = StatusCode::from_u16(answer.code.unwrap_or(0)).map_err(|_| MalformedResponse)?;
@@ -114,7 +114,7 @@ fn read(
         let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| MalformedResponse)?;
         framing.add_header(&name, field.value);
         if is_for_client(name.as_str()) {
-            let value = held.slice_ref(field.value);
+            let value = buffered.slice_ref(field.value);
             headers.append(name, HeaderValue::from_maybe_shared(value).map_err(|_| MalformedResponse)?);
         }
     }
@@ -199,16 +199,16 @@ mod tests {
         headers.append("x-a", HeaderValue::from_static("2"));
         let mut head = Vec::new();
         write_request_line(&mut head, &Method::POST, "", &PathAndQuery::from_static("/v1/x?y=z"));
-        let ours = HeaderOverrides {
+        let overrides = HeaderOverrides {
             host: "a:1",
             authorization: None,
             request_id: None,
             length: Some(0),
             identity_encoding: false,
         };
-        to_engine(&mut head, &headers, ours);
-        let wanted = "POST /v1/x?y=z HTTP/1.1\r\nx-a: 1\r\nx-a: 2\r\nhost: a:1\r\ncontent-length: 0\r\n";
-        assert_eq!(str::from_utf8(&head), Ok(wanted));
+        to_engine(&mut head, &headers, overrides);
+        let expected = "POST /v1/x?y=z HTTP/1.1\r\nx-a: 1\r\nx-a: 2\r\nhost: a:1\r\ncontent-length: 0\r\n";
+        assert_eq!(str::from_utf8(&head), Ok(expected));
     }
 
     #[test]

@@ -41,8 +41,8 @@ pub(super) struct HeaderOverrides<'a> {
 
 /// Writes a client's headers for an engine. Drops headers that must not be forwarded, and sets `Host`, the body's
 /// framing and the engine's own key. This is one pass, and it copies only the bytes that are sent.
-pub(super) fn to_engine(out: &mut Vec<u8>, headers: &HeaderMap, ours: HeaderOverrides<'_>) {
-    let HeaderOverrides { host, authorization, request_id, length, identity_encoding: identity } = ours;
+pub(super) fn to_engine(out: &mut Vec<u8>, headers: &HeaderMap, overrides: HeaderOverrides<'_>) {
+    let HeaderOverrides { host, authorization, request_id, length, identity_encoding: identity } = overrides;
     let named =
         ConnectionTokens::from_values(headers.get_all(header::CONNECTION).iter().map(HeaderValue::as_bytes));
     let replaced = |name: &HeaderName| {

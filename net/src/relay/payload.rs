@@ -88,10 +88,10 @@ impl RequestBodyStream {
             let none = Bytes::new;
             match &mut self.remaining {
                 _ if data.is_empty() => {}
-                Some(left) => {
+                Some(remaining) => {
                     // The engine would take bytes beyond the declared length for another request.
-                    *left = match left.checked_sub(data.len() as u64) {
-                        Some(left) => left,
+                    *remaining = match remaining.checked_sub(data.len() as u64) {
+                        Some(rest) => rest,
                         None => return Poll::Ready(Some(Err(Fault::Internal))),
                     };
                     return Poll::Ready(Some(Ok([data, none(), none(), none()])));
@@ -187,7 +187,7 @@ impl UnsentRequest {
         };
         match ready!(upload.poll_next(cx)) {
             Some(Ok(pieces)) => self.pieces = Some(Box::new(pieces)),
-            None if upload.remaining.is_none_or(|left| left == 0) => {
+            None if upload.remaining.is_none_or(|remaining| remaining == 0) => {
                 if upload.remaining.is_none() {
                     let last = Bytes::from_static(b"0\r\n\r\n");
                     self.pieces = Some(Box::new([last, Bytes::new(), Bytes::new(), Bytes::new()]));
@@ -268,14 +268,14 @@ mod tests {
         let mut unsent = UnsentRequest::after(0, &head, &body);
         body.append_to(&mut head);
         assert_eq!(head, whole);
-        let mut seen = Vec::new();
+        let mut received = Vec::new();
         for take in [0, 1, 5, 0, 2, 3] {
-            assert_eq!(unsent.is_begun(), !seen.is_empty());
+            assert_eq!(unsent.is_begun(), !received.is_empty());
             let all: Vec<u8> = unsent.slices(usize::MAX).iter().flat_map(|slice| slice.to_vec()).collect();
-            seen.extend_from_slice(&all[..take]);
+            received.extend_from_slice(&all[..take]);
             unsent.advance(take);
         }
-        assert_eq!(seen, b"HEADabcdefg");
+        assert_eq!(received, b"HEADabcdefg");
         assert!(unsent.is_empty());
     }
 }

@@ -92,10 +92,10 @@ impl ConnectionPool {
 
     /// Lends an empty buffer to assemble a request in.
     pub(super) fn with_write_buffer<T>(&self, with: impl FnOnce(&mut Vec<u8>) -> T) -> T {
-        let mut draft = self.0.write_buffer.take();
-        draft.clear();
-        let result = with(&mut draft);
-        self.0.write_buffer.set(draft);
+        let mut buffer = self.0.write_buffer.take();
+        buffer.clear();
+        let result = with(&mut buffer);
+        self.0.write_buffer.set(buffer);
         result
     }
 

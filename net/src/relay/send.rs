@@ -39,18 +39,18 @@ pub async fn exchange<O: RelayObserver + Unpin>(
     exchange: Exchange<'_, O>,
 ) -> Result<Response<RelayBody<O>>, ExchangeError> {
     let Exchange { now, target, request: outgoing, upload, lease, timeouts, observer } = exchange;
-    let wanted =
+    let options =
         ResponseOptions { stream: outgoing.stream, inspection: outgoing.inspection, schema: outgoing.schema };
     let mut record = RelayGuard::new(lease, observer);
     match run(pool, &target, outgoing, upload, (&timeouts, now), &mut record).await {
         Ok((head, flow)) => {
             record.phase = DisconnectPhase::Streaming;
-            Ok(RelayBody::respond(head, flow, record, target.engine.model, &timeouts, wanted))
+            Ok(RelayBody::respond(head, flow, record, target.engine.model, &timeouts, options))
         }
         Err(fault) => {
-            let (elsewhere, begun) = (!record.sent, record.begun);
+            let (reroutable, begun) = (!record.sent, record.begun);
             record.end(ExchangeOutcome::Failed(fault.clone()));
-            Err(ExchangeError { fault, reroutable: elsewhere, begun })
+            Err(ExchangeError { fault, reroutable, begun })
         }
     }
 }
@@ -145,23 +145,23 @@ async fn run<O: RelayObserver>(
             Err(silence) => silence,
         };
         let whole = unsent.is_empty() && !connection.must_close;
-        let begun =
+        let may_have_started =
             matches!(silence, NoHeadReason::Broken) || (whole && now.elapsed() > STALE_CONNECTION_WINDOW);
-        let replays = connection.reused && matches!(silence, NoHeadReason::Empty) && !begun;
+        let replays = connection.reused && matches!(silence, NoHeadReason::Empty) && !may_have_started;
         if replays {
             open.observer.replayed();
         }
         // A close without a byte does not prove that the engine read nothing, and the request itself may have crashed
         // it. So only the same engine gets a replay, if it is still there; other engines do not.
         record.sent |= unsent.is_begun();
-        record.begun |= begun;
+        record.begun |= may_have_started;
         match silence {
             NoHeadReason::Fault(fault) => return Err(fault),
             NoHeadReason::Empty if replays => {}
             NoHeadReason::Empty | NoHeadReason::Broken => {
                 return Err(Fault::EngineClosedConnection {
                     model: target.engine.model.clone(),
-                    may_have_started: begun,
+                    may_have_started,
                 });
             }
         }
@@ -179,25 +179,26 @@ fn start_request(
     let UpstreamRequest { method, path, headers, request_id, body, stream, inspection: look, .. } = outgoing;
     // The part of a body that has already arrived is its first chunk when the length is unknown.
     let chunk = upload.is_some_and(|upload| upload.remaining.is_none()).then(|| body.as_chunk());
-    let length = upload.map_or(Some(0), |upload| upload.remaining).map(|left| body.len() as u64 + left);
+    let length =
+        upload.map_or(Some(0), |upload| upload.remaining).map(|remaining| body.len() as u64 + remaining);
     let body = chunk.as_ref().unwrap_or(body);
-    pool.with_write_buffer(|draft| {
+    pool.with_write_buffer(|buffer| {
         head::write_request_line(
-            draft,
+            buffer,
             method,
             target.origin.as_ref().map_or("", |origin| &*origin.path),
             path,
         );
-        let ours = HeaderOverrides {
+        let overrides = HeaderOverrides {
             host: &connection.host,
             authorization: target.authorization.as_ref(),
             request_id: *request_id,
             length,
             identity_encoding: *stream || *look == ResponseInspection::EventsAndJson,
         };
-        headers::to_engine(draft, headers, ours);
-        draft.extend_from_slice(b"\r\n");
-        connection.start_send(draft, body, cx)
+        headers::to_engine(buffer, headers, overrides);
+        buffer.extend_from_slice(b"\r\n");
+        connection.start_send(buffer, body, cx)
     })
 }
 

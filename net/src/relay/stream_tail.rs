@@ -67,14 +67,14 @@ impl StreamTail {
 
     /// Reports whether an event may begin here.
     pub(super) fn at_event_boundary(&self) -> bool {
-        let kept = self.last_bytes();
-        kept.is_empty() || ends_event(kept, &[])
+        let tail = self.last_bytes();
+        tail.is_empty() || ends_event(tail, &[])
     }
 
     /// Reports whether the last event ends the stream, or is an error of the engine's own.
     pub(super) fn is_over(&self) -> bool {
-        let kept = self.last_bytes().trim_ascii_end();
-        if kept.ends_with(b"data: [DONE]") || kept.ends_with(b"data:[DONE]") {
+        let tail = self.last_bytes().trim_ascii_end();
+        if tail.ends_with(b"data: [DONE]") || tail.ends_with(b"data:[DONE]") {
             return true;
         }
         if !self.at_event_boundary() {

@@ -112,11 +112,11 @@ impl Engine {
 impl Peer {
     /// Reads one request with its body.
     async fn request(&mut self) -> String {
-        let mut seen = Vec::new();
+        let mut received = Vec::new();
         loop {
-            assert_ne!(self.0.read_buf(&mut seen).await.unwrap(), 0, "closed inside a request");
-            if request_length(&seen).is_some() {
-                return String::from_utf8_lossy(&seen).into_owned();
+            assert_ne!(self.0.read_buf(&mut received).await.unwrap(), 0, "closed inside a request");
+            if request_length(&received).is_some() {
+                return String::from_utf8_lossy(&received).into_owned();
             }
         }
     }
@@ -165,7 +165,7 @@ impl Core {
         }
     }
 
-    fn exchange_args(&self, stream: bool, seen: &RecordingObserver) -> Exchange<'_, RecordingObserver> {
+    fn exchange_args(&self, stream: bool, observer: &RecordingObserver) -> Exchange<'_, RecordingObserver> {
         Exchange {
             now: Instant::now(),
             target: self.target.clone(),
@@ -182,16 +182,16 @@ impl Core {
             upload: None,
             lease: self.gate.take().unwrap(),
             timeouts: self.timeouts,
-            observer: seen.clone(),
+            observer: observer.clone(),
         }
     }
 
     async fn send(
         &self,
         stream: bool,
-        seen: &RecordingObserver,
+        observer: &RecordingObserver,
     ) -> Result<Response<RelayBody<RecordingObserver>>, ExchangeError> {
-        timeout(LONG, exchange(&self.pool, self.exchange_args(stream, seen))).await.expect("an outcome")
+        timeout(LONG, exchange(&self.pool, self.exchange_args(stream, observer))).await.expect("an outcome")
     }
 
     fn is_unused(&self) -> bool {

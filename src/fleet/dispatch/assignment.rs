@@ -43,22 +43,22 @@ pub(in crate::fleet) struct AssignedWaiter<'w> {
 }
 
 impl<'w> WaiterAssigner<'w> {
-    pub(in crate::fleet) fn for_model(draft: &PlanBuilder<'_>, model: &ModelName) -> Self {
-        if draft.planner.shutdown.is_some() {
+    pub(in crate::fleet) fn for_model(builder: &PlanBuilder<'_>, model: &ModelName) -> Self {
+        if builder.planner.shutdown.is_some() {
             return Self { serving: Vec::new(), awaiting_canary: Vec::new() };
         }
-        let limit = draft.planner.spec(model).and_then(|s| s.max_concurrency).unwrap_or(u32::MAX);
-        let engines = || draft.planner.engines_of(model);
+        let limit = builder.planner.spec(model).and_then(|s| s.max_concurrency).unwrap_or(u32::MAX);
+        let engines = || builder.planner.engines_of(model);
         let mut may_be_out = engines().filter(|e| e.serves()).count() / 2;
-        let seat = |e: &crate::engine::Engine| {
+        let assignable = |e: &crate::engine::Engine| {
             let out = e.ejected_until.filter(|_| may_be_out > 0);
             may_be_out -= usize::from(out.is_some());
             let open = match out {
                 None => limit,
-                Some(until) if until <= draft.now => limit.min(e.leases.saturating_add(1)),
+                Some(until) if until <= builder.now => limit.min(e.leases.saturating_add(1)),
                 Some(_) => 0,
             };
-            let (own, shares) = (Vec::new(), 0);
+            let (pinned_waiters, unpinned_count) = (Vec::new(), 0);
             let (engine, generation, leases) = (e.id.clone(), e.generation, e.leases);
             AssignableEngine {
                 engine,
@@ -66,16 +66,16 @@ impl<'w> WaiterAssigner<'w> {
                 leases,
                 limit,
                 unpinned_limit: open,
-                pinned_waiters: own,
-                unpinned_count: shares,
+                pinned_waiters,
+                unpinned_count,
             }
         };
-        let awake = engines().filter(|e| e.serves()).map(seat).collect();
+        let serving = engines().filter(|e| e.serves()).map(assignable).collect();
         // `assign` takes the last one first.
-        let proves = |e: &&crate::engine::Engine| draft.planner.role.decides() && e.needs_probe();
-        let mut proving: Vec<_> = engines().filter(proves).map(|e| e.id.clone()).collect();
-        proving.reverse();
-        Self { serving: awake, awaiting_canary: proving }
+        let needs_probe = |e: &&crate::engine::Engine| builder.planner.role.decides() && e.needs_probe();
+        let mut awaiting_canary: Vec<_> = engines().filter(needs_probe).map(|e| e.id.clone()).collect();
+        awaiting_canary.reverse();
+        Self { serving, awaiting_canary }
     }
 
     /// Assigns these waiters to engines, and returns them engine by engine.
@@ -83,48 +83,51 @@ impl<'w> WaiterAssigner<'w> {
         mut self,
         turn: impl Iterator<Item = &'w Waiter>,
     ) -> Vec<AssignedWaiter<'w>> {
-        let (mut others, mut canaries) = (Vec::new(), Vec::new());
+        let (mut unpinned, mut canaries) = (Vec::new(), Vec::new());
         for waiter in turn {
             if self.is_full() {
                 break;
             }
-            if let Some(seat) = self.serving.iter_mut().find(|seat| seat.is_required_by(waiter)) {
-                if seat.leases < seat.limit {
-                    seat.leases += 1;
-                    seat.pinned_waiters.push(waiter);
+            if let Some(engine) = self.serving.iter_mut().find(|engine| engine.is_required_by(waiter)) {
+                if engine.leases < engine.limit {
+                    engine.leases += 1;
+                    engine.pinned_waiters.push(waiter);
                 }
                 continue;
             }
-            let free = self.serving.iter_mut().filter(|seat| seat.leases < seat.unpinned_limit);
-            if let Some(seat) = free.min_by_key(|seat| seat.leases) {
-                seat.leases += 1;
-                seat.unpinned_count += 1;
-                others.push(waiter);
+            let free = self.serving.iter_mut().filter(|engine| engine.leases < engine.unpinned_limit);
+            if let Some(engine) = free.min_by_key(|engine| engine.leases) {
+                engine.leases += 1;
+                engine.unpinned_count += 1;
+                unpinned.push(waiter);
             } else if waiter.stream
                 && let Some(engine) = self.awaiting_canary.pop()
             {
                 canaries.push(AssignedWaiter { waiter, engine, canary: true });
             }
         }
-        let mut others = others.into_iter();
-        let seated = self.serving.into_iter().flat_map(
-            |AssignableEngine { engine, pinned_waiters: own, unpinned_count: shares, .. }| {
-                let here = own.into_iter().chain(others.by_ref().take(shares)).collect::<Vec<_>>();
-                here.into_iter().map(move |waiter| AssignedWaiter {
+        let mut unpinned = unpinned.into_iter();
+        let assigned = self.serving.into_iter().flat_map(
+            |AssignableEngine { engine, pinned_waiters, unpinned_count, .. }| {
+                let waiters = pinned_waiters
+                    .into_iter()
+                    .chain(unpinned.by_ref().take(unpinned_count))
+                    .collect::<Vec<_>>();
+                waiters.into_iter().map(move |waiter| AssignedWaiter {
                     waiter,
                     engine: engine.clone(),
                     canary: false,
                 })
             },
         );
-        let mut seated: Vec<_> = seated.collect();
-        seated.append(&mut canaries);
-        seated
+        let mut assigned: Vec<_> = assigned.collect();
+        assigned.append(&mut canaries);
+        assigned
     }
 
     /// Whether no engine can take another waiter.
     pub(in crate::fleet) fn is_full(&self) -> bool {
-        self.awaiting_canary.is_empty() && self.serving.iter().all(|seat| seat.leases >= seat.limit)
+        self.awaiting_canary.is_empty() && self.serving.iter().all(|engine| engine.leases >= engine.limit)
     }
 }
 

@@ -23,20 +23,20 @@ impl PlanBuilder<'_> {
     ) -> ModelReason {
         let planner = &self.planner;
         let on = |e: &&Engine| e.accelerators.iter().any(|a| candidate.accelerators.contains(a));
-        let near = planner.engines.on_accelerators(&candidate.accelerators);
+        let neighbours = planner.engines.on_accelerators(&candidate.accelerators);
         let holders: Vec<&Engine> =
-            near.into_iter().filter(|e| e.id != *id && e.state.has_process()).filter(on).collect();
-        let words: Vec<String> =
+            neighbours.into_iter().filter(|e| e.id != *id && e.state.has_process()).filter(on).collect();
+        let holder_texts: Vec<String> =
             holders.iter().map(|e| format!("held by {}, {}", e.id.model, self.hold_text(e))).collect();
         let awake = holders.iter().filter(|e| !matches!(e.state, LifecycleState::Asleep { .. }));
-        let held = awake.map(|e| (e.id.model.clone(), self.hold_text(e))).collect();
+        let notes_for_holders = awake.map(|e| (e.id.model.clone(), self.hold_text(e))).collect();
         let waits_for = self.shortage_text(id, candidate);
         let available = candidate.accelerators.iter().filter_map(|a| planner.ledger.accelerators.get(a));
         let available =
             available.map(crate::fleet::state::ledger::AcceleratorAccount::free).min().unwrap_or_default();
         let retry_after = holders.iter().filter_map(|e| self.evictable_at(e)).min();
-        let held_by = match (words.is_empty(), self.other_program_text(candidate)) {
-            (false, _) => words.join("; "),
+        let held_by = match (holder_texts.is_empty(), self.other_program_text(candidate)) {
+            (false, _) => holder_texts.join("; "),
             (true, Some(text)) => text,
             (true, None) => "claimed by other models in line".to_owned(),
         };
@@ -44,7 +44,7 @@ impl PlanBuilder<'_> {
             text: format!("{waits_for}: {held_by}{}", self.last_failure_text(id)),
             named_models: holders.iter().map(|e| e.id.model.clone()).collect(),
             holders: holders.iter().map(|e| planner.blocking_model(e, self.now)).collect(),
-            notes_for_holders: held,
+            notes_for_holders,
             admin_details: String::new(),
             retry_after,
             refuses_waiters: false,

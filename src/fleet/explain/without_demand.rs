@@ -27,8 +27,8 @@ impl Planner {
             return ModelReason::api_unreachable(since);
         }
         // The engine that says most about the model: of awake engines, the last used one.
-        let telling = |e: &&Engine| (!e.serves(), !e.state.is_starting(), Reverse(e.idle_since()));
-        let Some(e) = self.engines_of(model).min_by_key(telling) else {
+        let significance = |e: &&Engine| (!e.serves(), !e.state.is_starting(), Reverse(e.idle_since()));
+        let Some(e) = self.engines_of(model).min_by_key(significance) else {
             return ModelReason::starting("removed");
         };
         let spec = self.spec(model);
@@ -61,10 +61,10 @@ impl Planner {
                 None => format!("{awake}; no idle timeout"),
             },
             LifecycleState::Cold | LifecycleState::Asleep { .. } if e.pending_reservation.is_some() => {
-                let lacks = self
+                let missing = self
                     .first_missing(model)
                     .map_or_else(String::new, |m| format!("; waits for its dependency '{m}'"));
-                format!("its memory is reserved{lacks}")
+                format!("its memory is reserved{missing}")
             }
             LifecycleState::Asleep { level } => {
                 let since =
@@ -72,7 +72,7 @@ impl Planner {
                 let stopped =
                     idle.and_then(|i| i.stop_after).map(|after| e.idle_since().max(e.since) + after);
                 let stopped = stopped.map(|at| format!("; will be stopped at {at}")).unwrap_or_default();
-                let never = self.impossible_reason(model).map(|why| format!("; can never wake: {why}"));
+                let never = self.impossible_reason(model).map(|reason| format!("; can never wake: {reason}"));
                 format!("asleep at level {}{since}{}{stopped}", level.number(), never.unwrap_or_default())
             }
             LifecycleState::Cold => return self.explain_cold(e, spec),
@@ -94,8 +94,8 @@ impl Planner {
     /// Reason of a model without a process: its last outcome, and what a request would do.
     fn explain_cold(&self, e: &Engine, spec: Option<&ModelSpec>) -> ModelReason {
         let Some(spec) = spec else { return ModelReason::starting("removed") };
-        if let Some(why) = self.impossible_reason(&spec.name) {
-            return ModelReason::starting(&format!("can never start: {why}"));
+        if let Some(reason) = self.impossible_reason(&spec.name) {
+            return ModelReason::starting(&format!("can never start: {reason}"));
         }
         let Some(past) = &e.last_outcome else {
             return ModelReason::starting("not running; starts on the next request");
@@ -116,9 +116,13 @@ impl Planner {
         let of = |reason: &'_ ModelReason| {
             reason.notes_for_holders.iter().find(|(holder, _)| holder == model).cloned()
         };
-        let (asker, (_, held)) = reasons.iter().find_map(|(asker, reason)| Some((asker, of(reason)?)))?;
+        let (waiting_model, (_, note)) =
+            reasons.iter().find_map(|(waiting_model, reason)| Some((waiting_model, of(reason)?)))?;
         let state = self.model_state(model).as_str();
-        Some(ModelReason::starting(&format!("{state}; {held}: '{asker}' waits for its memory")).naming(asker))
+        Some(
+            ModelReason::starting(&format!("{state}; {note}: '{waiting_model}' waits for its memory"))
+                .naming(waiting_model),
+        )
     }
 
     /// The latest outcome of an engine of this model that has not served since.

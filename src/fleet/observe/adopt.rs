@@ -229,8 +229,8 @@ impl Planner {
         ];
         let best = |state: &ModelState| self.engines_of(model).any(|e| rank(e) == *state);
         let state = order.into_iter().find(best).unwrap_or_default();
-        let rests = matches!(state, ModelState::Failed | ModelState::Cold | ModelState::Asleep);
-        if rests && self.unplaceable_reason(model).is_some() { ModelState::Unplaceable } else { state }
+        let is_inactive = matches!(state, ModelState::Failed | ModelState::Cold | ModelState::Asleep);
+        if is_inactive && self.unplaceable_reason(model).is_some() { ModelState::Unplaceable } else { state }
     }
 
     pub(in crate::fleet) fn view(&self, report: &Report) -> FleetView {

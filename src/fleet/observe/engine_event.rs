@@ -49,9 +49,9 @@ impl Planner {
 
     /// Returns engines that yielded to this one to their old place in line.
     fn clear_yields_to(&mut self, id: &EngineId) {
-        let others = self.engines.values().filter(|e| e.yielded_to.as_ref() == Some(id));
-        let others: Vec<EngineId> = others.map(|e| e.id.clone()).collect();
-        for other in &others {
+        let yielded = self.engines.values().filter(|e| e.yielded_to.as_ref() == Some(id));
+        let yielded: Vec<EngineId> = yielded.map(|e| e.id.clone()).collect();
+        for other in &yielded {
             self.engines.change(other, |e| e.yielded_to = None);
         }
     }
@@ -79,30 +79,30 @@ impl Planner {
         else {
             return;
         };
-        let took = now.since(engine.since);
+        let duration = now.since(engine.since);
         self.engines.change(id, |engine| {
             engine.transition_to(LifecycleState::Asleep { level }, now);
             engine.releasing_since = Some(now);
         });
-        for place in self.ledger.accelerators.account_ids_of(id) {
-            self.ledger.accelerators.change(&place, |account| {
+        for account_id in self.ledger.accelerators.account_ids_of(id) {
+            self.ledger.accelerators.change(&account_id, |account| {
                 account.changed_at = now;
                 account.reset_readings();
             });
         }
         self.update_learned(&id.model, |learned| {
-            learned.sleep = Some(learned.sleep.map_or(took, |old| Millis((old.0 * 3 + took.0) / 4)));
+            learned.sleep = Some(learned.sleep.map_or(duration, |old| Millis((old.0 * 3 + duration.0) / 4)));
         });
     }
 
     /// Records the end of a process. Its memory counts as free, though the meter may lag.
     pub(super) fn record_gone(&mut self, id: &EngineId, cause: &FailureCause, now: Tick) {
-        let gone = self.engines.change(id, |engine| engine.record_process_exit(cause, now));
-        if gone != Some(true) {
+        let exited = self.engines.change(id, |engine| engine.record_process_exit(cause, now));
+        if exited != Some(true) {
             return;
         }
-        for place in self.ledger.accelerators.account_ids_of(id) {
-            self.ledger.accelerators.change(&place, AcceleratorAccount::reset_readings);
+        for account_id in self.ledger.accelerators.account_ids_of(id) {
+            self.ledger.accelerators.change(&account_id, AcceleratorAccount::reset_readings);
         }
         self.ledger.shrink(id, Bytes::ZERO, false, now);
         self.ledger.host.booked.remove(id);
@@ -164,15 +164,10 @@ impl Engine {
                 if matches!(self.state, LifecycleState::FallingAsleep { .. }) =>
             {
                 let awake = *cause == FailureCause::SleepDenied && !self.is_evicted();
-                let (why, then) =
+                let (reason, after_drain) =
                     (if awake { CloseReason::SleepDenied } else { CloseReason::Fault }, AfterDrain::Stop);
                 self.transition_to(
-                    LifecycleState::Draining {
-                        reason: why,
-                        after_drain: then,
-                        revoked: false,
-                        drained: true,
-                    },
+                    LifecycleState::Draining { reason, after_drain, revoked: false, drained: true },
                     now,
                 );
             }

@@ -20,24 +20,26 @@ impl Planner {
         &mut self,
         id: &EngineId,
         generation: Generation,
-        told: Option<&PublishedEngine>,
+        published: Option<&PublishedEngine>,
         now: Tick,
     ) {
-        let known = self.engines.get(id).map(|e| e.generation);
-        if self.role != LeadershipRole::Follower || known.is_some_and(|known| generation < known) {
+        let known_generation = self.engines.get(id).map(|e| e.generation);
+        if self.role != LeadershipRole::Follower
+            || known_generation.is_some_and(|known_generation| generation < known_generation)
+        {
             return;
         }
-        let Some(told) = told else {
+        let Some(published) = published else {
             self.record_vanished(id, now);
             self.engines.change(id, |e| e.generation = generation);
             return;
         };
-        if known.is_none() {
+        if known_generation.is_none() {
             self.engines.insert(Engine { generation, ..Engine::new(id.clone(), now) });
             self.ensure_model(&id.model, now);
         }
         let explicit = self.spec(&id.model).is_some_and(|spec| !spec.profiles_memory());
-        self.engines.change(id, |e| e.apply_published(generation, told, explicit, now));
+        self.engines.change(id, |e| e.apply_published(generation, published, explicit, now));
         self.book_as_observed(id, now);
     }
 
@@ -66,12 +68,12 @@ impl Planner {
             LifecycleState::Asleep { level: SleepLevel::One }
                 | LifecycleState::FallingAsleep { level: SleepLevel::One }
         );
-        let places = e.accelerators.clone();
+        let accelerators = e.accelerators.clone();
         let pooled = e.state.has_process() && units.is_some();
         self.ledger.shrink(id, Bytes::ZERO, false, now);
         self.ledger.host.booked.remove(id);
         if bytes > Bytes::ZERO || pooled {
-            self.ledger.book(id, &places, bytes, units);
+            self.ledger.book(id, &accelerators, bytes, units);
         }
         if in_host {
             let host = self.host_need(id);
@@ -135,18 +137,24 @@ impl Planner {
 
 impl Engine {
     /// Takes over the published state.
-    fn apply_published(&mut self, generation: Generation, told: &PublishedEngine, explicit: bool, now: Tick) {
-        let since = told.since.min(now);
+    fn apply_published(
+        &mut self,
+        generation: Generation,
+        published: &PublishedEngine,
+        explicit: bool,
+        now: Tick,
+    ) {
+        let since = published.since.min(now);
         if generation != self.generation {
             self.end_process(LifecycleState::Cold, now);
             self.generation = generation;
         }
         let served = matches!(self.state, LifecycleState::Awake | LifecycleState::Draining { .. });
-        let state = match &told.failure {
-            Some(failure) if told.state == PublishedEngineState::Backoff => {
-                self.enter_published_backoff(failure, told.since, now)
+        let state = match &published.failure {
+            Some(failure) if published.state == PublishedEngineState::Backoff => {
+                self.enter_published_backoff(failure, published.since, now)
             }
-            _ => told.state.to_engine_state(&self.state, since),
+            _ => published.state.to_engine_state(&self.state, since),
         };
         if !state.has_process() {
             return self.end_process(state, since);
@@ -160,9 +168,9 @@ impl Engine {
         }
         self.profiled = explicit || !matches!(state, LifecycleState::Launching | LifecycleState::Loading);
         (self.state, self.since) = (state, since);
-        self.fingerprint = told.fingerprint;
-        self.accelerators.clone_from(&told.accelerators);
-        self.address = told.address.or(self.address);
+        self.fingerprint = published.fingerprint;
+        self.accelerators.clone_from(&published.accelerators);
+        self.address = published.address.or(self.address);
         self.probe_state = ProbeState::NotReady;
         (self.pending_reservation, self.releasing_since, self.failing_since) = (None, None, None);
         self.stub_gate_closed &= self.state == LifecycleState::Awake;

@@ -15,10 +15,10 @@ impl Planner {
             return;
         }
         for (id, bytes) in reading.by_engine.iter().flatten() {
-            let settled = self.engines.get(id).is_some_and(|e| e.state == LifecycleState::Awake);
+            let is_awake = self.engines.get(id).is_some_and(|e| e.state == LifecycleState::Awake);
             let each =
                 self.spec(&id.model).map_or(*bytes, |spec| spec.accelerators.bytes_per_accelerator(*bytes));
-            if settled {
+            if is_awake {
                 self.update_learned(&id.model, |learned| {
                     learned.peak = Some(learned.peak.unwrap_or_default().max(each));
                 });
@@ -42,8 +42,10 @@ impl Planner {
         let Some((id, before)) = found else { return };
         let used = account.used_if_alone(&id, now);
         self.engines.change(&id, |e| e.memory_baseline.retain(|(on, _)| on != accelerator));
-        let Some(own) = used.map(|used| used.saturating_sub(before)) else { return };
-        let each = self.spec(&id.model).map_or(own, |spec| spec.accelerators.bytes_per_accelerator(own));
+        let Some(used_by_engine) = used.map(|used| used.saturating_sub(before)) else { return };
+        let each = self
+            .spec(&id.model)
+            .map_or(used_by_engine, |spec| spec.accelerators.bytes_per_accelerator(used_by_engine));
         self.update_learned(&id.model, |learned| {
             learned.peak = Some(learned.peak.unwrap_or_default().max(each));
         });
@@ -54,7 +56,9 @@ impl Planner {
             matches!(e.state, LifecycleState::FallingAsleep { .. } | LifecycleState::Asleep { .. })
         };
         if self.engines.get(id).is_some_and(|e| e.state.has_process() && !asleep(e)) {
-            self.update_learned(&id.model, |known| known.observed = known.observed.max(Some(used)));
+            self.update_learned(&id.model, |measurements| {
+                measurements.observed = measurements.observed.max(Some(used))
+            });
         }
     }
 

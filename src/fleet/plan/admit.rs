@@ -63,16 +63,16 @@ impl PlanBuilder<'_> {
     /// Other models in line may use that place meanwhile, but no spare engine, whose start would outlast the back-off.
     fn claim_during_backoff(&mut self, id: &EngineId) {
         let Some(spec) = self.planner.shared_spec(&id.model) else { return };
-        let left_alone = self.engine(id).is_some_and(|e| matches!(e.state, LifecycleState::Backoff { .. }));
-        if !left_alone || self.waiting(&id.model) == 0 {
+        let in_backoff = self.engine(id).is_some_and(|e| matches!(e.state, LifecycleState::Backoff { .. }));
+        if !in_backoff || self.waiting(&id.model) == 0 {
             return;
         }
         let candidates = self.candidates(id, &spec, true);
-        let places = candidates.iter().filter(|c| self.is_reachable(id, c));
-        if let Some(place) =
-            places.min_by_key(|c| self.placement_status(id, &spec, c) == PlacementStatus::NoRoom).cloned()
+        let reachable = candidates.iter().filter(|c| self.is_reachable(id, c));
+        if let Some(candidate) =
+            reachable.min_by_key(|c| self.placement_status(id, &spec, c) == PlacementStatus::NoRoom).cloned()
         {
-            self.claim(id, &place);
+            self.claim(id, &candidate);
         }
     }
 
@@ -128,13 +128,13 @@ impl PlanBuilder<'_> {
             self.set_reason(id, reason);
             return AdmitOutcome::Blocked;
         }
-        let rooms: Vec<PlacementStatus> =
+        let statuses: Vec<PlacementStatus> =
             candidates.iter().map(|c| self.placement_status(id, spec, c)).collect();
-        let at = |wanted: fn(&PlacementStatus) -> bool| {
-            rooms.iter().position(wanted).and_then(|i| candidates.get(i))
+        let find_by_status = |predicate: fn(&PlacementStatus) -> bool| {
+            statuses.iter().position(predicate).and_then(|i| candidates.get(i))
         };
-        if let Some(candidate) = at(|r| *r == PlacementStatus::Ready) {
-            return match self.better_unread_candidate(candidates.iter().zip(&rooms)) {
+        if let Some(candidate) = find_by_status(|r| *r == PlacementStatus::Ready) {
+            return match self.better_unread_candidate(candidates.iter().zip(&statuses)) {
                 Some(better) => self.await_room(id, better, &self.placement_status(id, spec, better)),
                 None => self.place(id, spec, candidate),
             };
@@ -147,7 +147,7 @@ impl PlanBuilder<'_> {
         ];
         // Memory that other engines release is not for a spare.
         let awaited = awaited.into_iter().take(if may_evict { 4 } else { 3 });
-        if let Some(candidate) = awaited.into_iter().find_map(at) {
+        if let Some(candidate) = awaited.into_iter().find_map(find_by_status) {
             let room = self.placement_status(id, spec, candidate);
             return self.await_room(id, candidate, &room);
         }
@@ -160,8 +160,8 @@ impl PlanBuilder<'_> {
             return AdmitOutcome::Blocked;
         }
         let victims = self.victims(id, &candidates);
-        let gentle = victims.as_ref().is_some_and(|(_, set)| !set.iter().any(Victim::is_busy));
-        if !gentle && self.relocate(id, spec, &candidates) {
+        let all_idle = victims.as_ref().is_some_and(|(_, set)| !set.iter().any(Victim::is_busy));
+        if !all_idle && self.relocate(id, spec, &candidates) {
             return AdmitOutcome::RoomPending;
         }
         match victims {

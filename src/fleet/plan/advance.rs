@@ -23,11 +23,11 @@ impl PlanBuilder<'_> {
 
     /// Advances every engine that may need a command.
     pub(in crate::fleet) fn advance_due(&mut self) {
-        let astir = self.planner.due_engines(self.now);
+        let due_engines = self.planner.due_engines(self.now);
         if cfg!(debug_assertions) {
-            self.advance_all(&astir);
+            self.advance_all(&due_engines);
         } else {
-            astir.iter().for_each(|id| self.advance_engine(id));
+            due_engines.iter().for_each(|id| self.advance_engine(id));
         }
     }
 
@@ -41,14 +41,14 @@ impl PlanBuilder<'_> {
     }
 
     /// Advances every engine, and asserts that engines outside the due index need no command.
-    fn advance_all(&mut self, astir: &[EngineId]) {
+    fn advance_all(&mut self, due_engines: &[EngineId]) {
         let all: Vec<EngineId> = self.planner.engines.values().map(|e| e.id.clone()).collect();
         for id in &all {
             let before = self.command_count();
             self.advance_engine(id);
-            let calm = self.command_count() == before;
+            let no_command = self.command_count() == before;
             debug_assert!(
-                calm || astir.binary_search(id).is_ok(),
+                no_command || due_engines.binary_search(id).is_ok(),
                 "{id} needed a command but was not in the due index"
             );
         }
@@ -204,8 +204,8 @@ impl PlanBuilder<'_> {
             self.revoke_leases(id, self.engine_failed_fault(id, FailureCause::Stopped));
         } else if let Some(level) = self.ordered_sleep(id) {
             self.close_gate(id, CloseReason::Operator, AfterDrain::Sleep(level));
-        } else if let Some(then) = self.idle_action(id) {
-            self.close_gate(id, CloseReason::Idle, then);
+        } else if let Some(after_drain) = self.idle_action(id) {
+            self.close_gate(id, CloseReason::Idle, after_drain);
         } else if e.must_await_stub() {
             self.emit(Command::AwaitStub { engine: id.clone(), generation });
         } else if e.stub_gate_closed {
@@ -235,8 +235,8 @@ impl PlanBuilder<'_> {
     fn advance_draining(
         &mut self,
         id: &EngineId,
-        why: CloseReason,
-        then: AfterDrain,
+        reason: CloseReason,
+        after_drain: AfterDrain,
         revoked: bool,
         drained: bool,
     ) {
@@ -245,31 +245,35 @@ impl PlanBuilder<'_> {
         let turns = &self.planner.settings.turns;
         let hung = e.hung_at(&self.planner.settings.timeouts).is_some_and(|at| at <= self.now);
         let cut = turns.on_deadline == DrainDeadlinePolicy::Cut
-            && matches!(why, CloseReason::Turn | CloseReason::Outdated | CloseReason::Operator)
+            && matches!(reason, CloseReason::Turn | CloseReason::Outdated | CloseReason::Operator)
             && since + turns.drain_deadline <= self.now;
-        if self.planner.shutdown.is_some() && why != CloseReason::Shutdown {
+        if self.planner.shutdown.is_some() && reason != CloseReason::Shutdown {
             self.close_gate(id, CloseReason::Shutdown, AfterDrain::Stop);
             return self.revoke_leases(id, Fault::ShuttingDown);
         }
-        if why == CloseReason::Shutdown && self.planner.shutdown == Some(false) {
+        if reason == CloseReason::Shutdown && self.planner.shutdown == Some(false) {
             return;
         }
-        if self.ordered_stop(id) && (why, then) != (CloseReason::Operator, AfterDrain::Stop) && !drained {
+        if self.ordered_stop(id)
+            && (reason, after_drain) != (CloseReason::Operator, AfterDrain::Stop)
+            && !drained
+        {
             self.close_gate(id, CloseReason::Operator, AfterDrain::Stop);
             return self.revoke_leases(id, self.engine_failed_fault(id, FailureCause::Stopped));
         }
         // Also an engine that is drained and only waits for a neighbour.
-        let kept = why == CloseReason::SleepDenied
+        let must_stay_awake = reason == CloseReason::SleepDenied
             && (self.planner.is_kept_awake(id) || self.ordered_awake(&id.model));
-        let wanted = kept || self.waiting(&id.model) > 0 || self.is_wanted_by_dependents(id);
-        let stays = why == CloseReason::Idle || why == CloseReason::SleepDenied && self.may_keep_serving(id);
-        if stays && wanted && !hung {
+        let wanted = must_stay_awake || self.waiting(&id.model) > 0 || self.is_wanted_by_dependents(id);
+        let may_reopen =
+            reason == CloseReason::Idle || reason == CloseReason::SleepDenied && self.may_keep_serving(id);
+        if may_reopen && wanted && !hung {
             return self.emit(Command::OpenGate { engine: id.clone(), generation, public: true });
         }
         if drained {
             // While another engine measures free memory on the same accelerator, no engine may release any.
             if !self.has_profiling_neighbour(id) {
-                self.sleep_or_stop(id, then);
+                self.sleep_or_stop(id, after_drain);
             }
         } else if hung {
             self.fail_engine(id, FailureCause::Hung);
@@ -284,10 +288,10 @@ impl PlanBuilder<'_> {
     }
 
     /// Puts a drained engine to sleep if it can sleep, else stops it.
-    fn sleep_or_stop(&mut self, id: &EngineId, then: AfterDrain) {
+    fn sleep_or_stop(&mut self, id: &EngineId, after_drain: AfterDrain) {
         let generation = self.generation(id);
-        match then {
-            AfterDrain::Sleep(wish) => match self.sleep_level(id, wish) {
+        match after_drain {
+            AfterDrain::Sleep(requested) => match self.sleep_level(id, requested) {
                 Some(level) => self.emit(Command::Sleep { engine: id.clone(), generation, level }),
                 None => self.stop(id),
             },
@@ -301,7 +305,7 @@ impl PlanBuilder<'_> {
     pub(in crate::fleet) fn sleep_level(
         &self,
         id: &EngineId,
-        wish: Option<SleepLevel>,
+        requested: Option<SleepLevel>,
     ) -> Option<SleepLevel> {
         let model = self.planner.models.get(&id.model)?;
         let spec = model.spec.as_deref().filter(|s| s.can_sleep)?;
@@ -313,7 +317,7 @@ impl PlanBuilder<'_> {
             (Some(gap), Some(after)) => gap < after,
             _ => true,
         };
-        match (wish, spec.idle.level) {
+        match (requested, spec.idle.level) {
             (_, SleepLevelPolicy::Never) => None,
             (_, SleepLevelPolicy::OneOrStop) => room.then_some(SleepLevel::One),
             (Some(SleepLevel::Two), _) | (None, SleepLevelPolicy::Two) => Some(SleepLevel::Two),
@@ -337,14 +341,14 @@ impl PlanBuilder<'_> {
         let past = |after: Option<Millis>| {
             after.and_then(|after| self.planner.idle_at(e, after)).is_some_and(|at| at <= self.now)
         };
-        let then = if past(spec.idle.stop_after) {
+        let after_drain = if past(spec.idle.stop_after) {
             AfterDrain::Stop
         } else if past(spec.idle.sleep_after) {
             AfterDrain::Sleep(None)
         } else {
             return None;
         };
-        (!self.is_wanted_by_dependents(id)).then_some(then)
+        (!self.is_wanted_by_dependents(id)).then_some(after_drain)
     }
 
     /// Requests a reading, unless one is in progress.
@@ -386,37 +390,47 @@ impl PlanBuilder<'_> {
         self.emit_stop(id, None);
     }
 
-    /// Stops a sleeper, or a start that no request waits for, so that `to` gets the memory.
-    pub(in crate::fleet) fn stop_for(&mut self, id: &EngineId, to: &EngineId) {
-        self.emit_stop(id, Some(to.clone()));
+    /// Stops a sleeper, or a start that no request waits for, so that `successor` gets the memory.
+    pub(in crate::fleet) fn stop_for(&mut self, id: &EngineId, successor: &EngineId) {
+        self.emit_stop(id, Some(successor.clone()));
     }
 
-    fn emit_stop(&mut self, id: &EngineId, to: Option<EngineId>) {
+    fn emit_stop(&mut self, id: &EngineId, successor: Option<EngineId>) {
         let (engine, generation) = (id.clone(), self.generation(id));
         let grace = self.planner.settings.timeouts.stop_grace;
-        self.emit(Command::Stop { engine, generation, grace, successor: to });
+        self.emit(Command::Stop { engine, generation, grace, successor });
     }
 
-    pub(in crate::fleet) fn close_gate(&mut self, id: &EngineId, why: CloseReason, then: AfterDrain) {
+    pub(in crate::fleet) fn close_gate(
+        &mut self,
+        id: &EngineId,
+        reason: CloseReason,
+        after_drain: AfterDrain,
+    ) {
         let generation = self.generation(id);
         self.emit(Command::CloseGate {
             engine: id.clone(),
             generation,
-            reason: why,
-            after_drain: then,
+            reason,
+            after_drain,
             successor: None,
         });
     }
 
     /// Ends a turn for another engine, which gets the next one.
-    pub(in crate::fleet) fn close_gate_for(&mut self, id: &EngineId, then: AfterDrain, to: &EngineId) {
+    pub(in crate::fleet) fn close_gate_for(
+        &mut self,
+        id: &EngineId,
+        after_drain: AfterDrain,
+        successor: &EngineId,
+    ) {
         let (engine, generation) = (id.clone(), self.generation(id));
         self.emit(Command::CloseGate {
             engine,
             generation,
             reason: CloseReason::Turn,
-            after_drain: then,
-            successor: Some(to.clone()),
+            after_drain,
+            successor: Some(successor.clone()),
         });
     }
 

@@ -17,20 +17,18 @@ impl Planner {
     pub(in crate::fleet) fn advance_time(&mut self, now: Tick) {
         self.last_planned = self.last_planned.max(now);
         let decides = self.role.decides();
-        let rested = |engine: &Engine| {
+        let backoff_over = |engine: &Engine| {
             decides && matches!(engine.state, LifecycleState::Backoff { until, .. } if until <= now)
         };
         for id in self.engines.time_driven() {
             // Checked first, because a change copies what other copies still share.
-            if !self
-                .engines
-                .get(&id)
-                .is_some_and(|engine| rested(engine) || (engine.failures > 0 && engine.has_recovered(now)))
-            {
+            if !self.engines.get(&id).is_some_and(|engine| {
+                backoff_over(engine) || (engine.failures > 0 && engine.has_recovered(now))
+            }) {
                 continue;
             }
             self.engines.change(&id, |engine| {
-                if rested(engine) {
+                if backoff_over(engine) {
                     engine.transition_to(LifecycleState::Cold, now);
                 }
                 if engine.has_recovered(now) {
@@ -39,15 +37,15 @@ impl Planner {
             });
         }
         let models = &self.models;
-        let left = self.engines.retain(|engine| {
+        let removed = self.engines.retain(|engine| {
             let spec = models.get(&engine.id.model).and_then(|m| m.spec.as_ref());
-            let wanted = spec.is_some_and(|s| engine.id.replica < s.replicas);
-            wanted
+            let configured = spec.is_some_and(|s| engine.id.replica < s.replicas);
+            configured
                 || engine.state.has_process()
                 || engine.unclosed_gate.is_some()
                 || engine.pending_reservation.is_some()
         });
-        for engine in &left {
+        for engine in &removed {
             self.last_generation = self.last_generation.max(engine.generation);
             self.remove_model_if_unused(&engine.id.model);
         }
@@ -55,9 +53,9 @@ impl Planner {
 
     /// Removes a model that is not configured and has no engine left.
     pub(in crate::fleet) fn remove_model_if_unused(&mut self, name: &ModelName) {
-        let gone = self.models.get(name).is_some_and(|model| model.spec.is_none())
+        let unused = self.models.get(name).is_some_and(|model| model.spec.is_none())
             && self.engines.of_model(name).next().is_none();
-        if gone {
+        if unused {
             Arc::make_mut(&mut self.models).remove(name);
         }
     }
@@ -81,7 +79,7 @@ impl Planner {
         let idle = spec.map(|s| s.idle);
         let turns = &self.settings.turns;
         let timeouts = &self.settings.timeouts;
-        let own: [Option<Tick>; 5] = match &e.state {
+        let state_deadlines: [Option<Tick>; 5] = match &e.state {
             LifecycleState::Awake => [
                 self.protection_end(e, self.wake_time_of(&e.id.model)),
                 self.protection_end(e, self.start_time_of(&e.id.model)),
@@ -99,7 +97,7 @@ impl Planner {
             LifecycleState::Stopping { .. } => [Some(e.stop_retry_at), None, None, None, None],
             _ => [None; 5],
         };
-        let any: [Option<Tick>; 5] = [
+        let common_deadlines: [Option<Tick>; 5] = [
             self.overdue_at(e, spec),
             e.hung_at(timeouts),
             // Only a serving engine gets a trial request; any other is checked again when it serves.
@@ -107,14 +105,14 @@ impl Planner {
             e.releasing_since.map(|at| at + timeouts.meter_lag),
             e.releasing_since.map(|at| at + Millis(timeouts.meter_lag.0 * 5)),
         ];
-        own.into_iter().chain(any).flatten()
+        state_deadlines.into_iter().chain(common_deadlines).flatten()
     }
 
     /// The deadline of the engine's present state.
     fn overdue_at(&self, e: &Engine, spec: Option<&ModelSpec>) -> Option<Tick> {
         // The reservation is looked up only if its size matters.
-        let held = if e.state.moves_memory() { self.ledger.booked_bytes(&e.id) } else { Bytes::ZERO };
-        e.deadline(spec, held, &self.settings.timeouts)
+        let reserved = if e.state.moves_memory() { self.ledger.booked_bytes(&e.id) } else { Bytes::ZERO };
+        e.deadline(spec, reserved, &self.settings.timeouts)
     }
 
     /// Whether the engine has missed the deadline of its state.

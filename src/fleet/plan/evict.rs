@@ -62,10 +62,12 @@ impl PlanBuilder<'_> {
         id: &EngineId,
         candidates: &'c [PlacementCandidate],
     ) -> Option<(&'c PlacementCandidate, Vec<Victim>)> {
-        let ways: Vec<(&PlacementCandidate, EvictionOptions)> =
+        let options_by_candidate: Vec<(&PlacementCandidate, EvictionOptions)> =
             candidates.iter().filter_map(|c| Some((c, self.eviction_options(id, c)?))).collect();
         (0..TIER_COUNT).find_map(|tier| {
-            let sets = ways.iter().filter_map(|(c, ways)| ways.best_set(c, tier).map(|set| (*c, set)));
+            let sets = options_by_candidate
+                .iter()
+                .filter_map(|(c, options)| options.best_set(c, tier).map(|set| (*c, set)));
             sets.min_by_key(|(c, set)| score(c, &set.iter().collect::<Vec<_>>()))
         })
     }
@@ -107,31 +109,31 @@ impl PlanBuilder<'_> {
     /// Returns the dependents of this engine that are not leaving yet; `None` if one of them may not be evicted.
     fn dependents_to_evict(&self, requester: &EngineId, e: &Engine) -> Option<Vec<EngineId>> {
         let planner = &self.planner;
-        let mut with = Vec::new();
+        let mut dependents = Vec::new();
         if planner.keeping_dependent(e).is_none() {
-            return Some(with);
+            return Some(dependents);
         }
         for other in planner.dependencies.dependents(&e.id.model).flat_map(|model| planner.engines_of(model))
         {
             let asleep =
                 matches!(other.state, LifecycleState::Asleep { .. }) && other.pending_reservation.is_none();
-            let gone = !other.state.has_process() && other.pending_reservation.is_none();
-            if asleep || gone || other.state.is_winding_down() {
+            let is_down = !other.state.has_process() && other.pending_reservation.is_none();
+            if asleep || is_down || other.state.is_winding_down() {
                 continue;
             }
             if self.victim_options(requester, other).is_empty() {
                 return None;
             }
-            with.push(other.id.clone());
+            dependents.push(other.id.clone());
         }
-        Some(with)
+        Some(dependents)
     }
 
     /// Returns the ways in which this engine may make room.
     fn victim_options(&self, requester: &EngineId, e: &Engine) -> Vec<Victim> {
         let planner = &self.planner;
-        let asker = self.on_behalf_of(requester);
-        if e.id.model == requester.model || planner.is_kept_awake(&e.id) || self.must_stay_for(asker, e) {
+        let claimant = self.on_behalf_of(requester);
+        if e.id.model == requester.model || planner.is_kept_awake(&e.id) || self.must_stay_for(claimant, e) {
             return Vec::new();
         }
         let Some(spec) = planner.spec(&e.id.model) else {
@@ -141,13 +143,13 @@ impl PlanBuilder<'_> {
             return Vec::new();
         }
         let all = planner.ledger.booked_amount(&e.id);
-        let victim = |then, frees, tier, comes_back_in| Victim {
+        let make_victim = |after_drain, frees, tier, restore_time| Victim {
             engine: e.id.clone(),
-            after_drain: then,
+            after_drain,
             frees,
             accelerators: e.accelerators.clone(),
             last_used: e.idle_since(),
-            restore_time: comes_back_in,
+            restore_time,
             tier,
             spare: planner.is_spare(e) || e.state.is_starting(),
             needs_no_drain: e.state != LifecycleState::Awake,
@@ -158,40 +160,43 @@ impl PlanBuilder<'_> {
             LifecycleState::Asleep { .. }
                 if e.pending_reservation.is_none() && e.releasing_since.is_none() =>
             {
-                if self.goes_before(&e.id, asker) {
+                if self.goes_before(&e.id, claimant) {
                     Vec::new()
                 } else {
-                    vec![victim(AfterDrain::Stop, all, 1, start)]
+                    vec![make_victim(AfterDrain::Stop, all, 1, start)]
                 }
             }
             LifecycleState::Awake if e.serves() || e.is_blocked_by_stub() => {
                 // A busy engine of a higher band has waiters: taking turns would give half the time to the lower band,
                 // with a swap each time.
-                let above = self.band(&e.id) > self.band(asker);
+                let of_higher_band = self.band(&e.id) > self.band(claimant);
                 let in_use = if planner.is_spare(e) { TIER_SPARE_IN_USE } else { TIER_IN_USE };
-                let way = |then, frees, tier, back| {
-                    let busy = self.evictable_now(e, back).filter(|busy| !(*busy && above))?;
-                    Some(victim(then, frees, if busy { in_use } else { tier }, back))
+                let make_option = |after_drain, frees, tier, restore_time| {
+                    let busy =
+                        self.evictable_now(e, restore_time).filter(|busy| !(*busy && of_higher_band))?;
+                    Some(make_victim(after_drain, frees, if busy { in_use } else { tier }, restore_time))
                 };
                 let sleeps = self.sleep_level(&e.id, None).is_some();
                 let bytes = all.bytes.saturating_sub(planner.residue_of(&e.id));
                 let asleep = sleeps
-                    .then(|| way(AfterDrain::Sleep(None), ResourceAmount { bytes, units: 0 }, 0, wake))
+                    .then(|| {
+                        make_option(AfterDrain::Sleep(None), ResourceAmount { bytes, units: 0 }, 0, wake)
+                    })
                     .flatten();
-                let mut ways: Vec<Victim> = asleep
+                let mut options: Vec<Victim> = asleep
                     .into_iter()
-                    .chain(way(AfterDrain::Stop, all, if sleeps { 2 } else { 0 }, start))
+                    .chain(make_option(AfterDrain::Stop, all, if sleeps { 2 } else { 0 }, start))
                     .collect();
-                if ways.is_empty() {
-                    return ways;
+                if options.is_empty() {
+                    return options;
                 }
-                let Some(with) = self.dependents_to_evict(requester, e) else { return Vec::new() };
-                ways.iter_mut().for_each(|way| way.dependents.clone_from(&with));
-                ways
+                let Some(dependents) = self.dependents_to_evict(requester, e) else { return Vec::new() };
+                options.iter_mut().for_each(|option| option.dependents.clone_from(&dependents));
+                options
             }
             state if state.is_starting() && self.is_superfluous_start(e) => {
                 let tier = if e.cold_start { 0 } else { 2 };
-                vec![victim(AfterDrain::Stop, all, tier, start)]
+                vec![make_victim(AfterDrain::Stop, all, tier, start)]
             }
             _ => Vec::new(),
         }
@@ -210,9 +215,9 @@ impl PlanBuilder<'_> {
 
     /// Whether policy allows evicting this awake engine now: `Some(busy)` if so.
     ///
-    /// That is, the engine is idle and not protected, or its turn has lasted its maximum. `back`: the time to restore
+    /// That is, the engine is idle and not protected, or its turn has lasted its maximum. `restore_time`: the time to restore
     /// it.
-    fn evictable_now(&self, e: &Engine, back: Millis) -> Option<bool> {
+    fn evictable_now(&self, e: &Engine, restore_time: Millis) -> Option<bool> {
         let settings = &self.planner.settings;
         let turns = &settings.turns;
         let spec = self.planner.spec(&e.id.model)?;
@@ -227,21 +232,25 @@ impl PlanBuilder<'_> {
             EvictionPolicy::Residency => {
                 // An engine that just woke for waiters has no lease before their grants.
                 let used = self.planner.in_use_count(e) > 0 || self.waiting(&e.id.model) > 0;
-                let over = e.turn_start + turns.max_turn <= self.now;
-                let leaves = over || !used && self.protected_until(e, back) <= self.now;
-                leaves.then_some(used)
+                let turn_expired = e.turn_start + turns.max_turn <= self.now;
+                let evictable = turn_expired || !used && self.protected_until(e, restore_time) <= self.now;
+                evictable.then_some(used)
             }
         }
     }
 
     /// End of this idle engine's protection, which depends on the time to restore it; in the past if unprotected.
-    pub(in crate::fleet) fn protected_until(&self, e: &Engine, back: Millis) -> Tick {
+    pub(in crate::fleet) fn protected_until(&self, e: &Engine, restore_time: Millis) -> Tick {
         let always = self.planner.settings.turns.protection == ProtectionPolicy::Always;
-        let elsewhere = e.last_remote_use > Tick(0) && e.last_remote_use >= e.turn_start;
-        let others = || {
-            elsewhere || e.clients.has_client_not_waiting(|client| self.waiting_clients.contains_key(&client))
+        let used_remotely = e.last_remote_use > Tick(0) && e.last_remote_use >= e.turn_start;
+        let others_expected = || {
+            used_remotely
+                || e.clients.has_client_not_waiting(|client| self.waiting_clients.contains_key(&client))
         };
-        self.planner.protection_end(e, back).filter(|_| always || others()).unwrap_or_else(|| e.idle_since())
+        self.planner
+            .protection_end(e, restore_time)
+            .filter(|_| always || others_expected())
+            .unwrap_or_else(|| e.idle_since())
     }
 }
 
@@ -294,9 +303,9 @@ impl EvictionOptions {
         if !covers(&options.iter().collect::<Vec<_>>(), &self.shortfalls) {
             return None;
         }
-        let few = options.get(..MAX_EXHAUSTIVE_VICTIMS).unwrap_or(options);
-        (1_u32..1 << few.len())
-            .map(|mask| subset(few, mask))
+        let limited = options.get(..MAX_EXHAUSTIVE_VICTIMS).unwrap_or(options);
+        (1_u32..1 << limited.len())
+            .map(|mask| subset(limited, mask))
             .filter(|set| {
                 has_no_duplicate_engine(set) && includes_dependents(set) && covers(set, &self.shortfalls)
             })
@@ -374,9 +383,9 @@ fn score(candidate: &PlacementCandidate, set: &[&Victim]) -> (usize, bool, Bytes
         set.iter().flat_map(|v| &v.accelerators).filter(|a| !candidate.accelerators.contains(a)).count();
     let freed = set.iter().map(|v| Bytes(v.frees.bytes.0.saturating_mul(v.accelerators.len() as u64))).sum();
     let latest = set.iter().map(|v| v.last_used).max().unwrap_or_default();
-    let back = set.iter().map(|v| v.restore_time).fold(Millis::ZERO, |a, b| a + b);
-    let others = !set.iter().all(|v| v.spare);
-    (outside, others, freed, latest, back)
+    let restore_time = set.iter().map(|v| v.restore_time).fold(Millis::ZERO, |a, b| a + b);
+    let not_only_spares = !set.iter().all(|v| v.spare);
+    (outside, not_only_spares, freed, latest, restore_time)
 }
 
 impl Victim {

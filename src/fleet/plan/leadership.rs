@@ -88,8 +88,9 @@ impl Planner {
         }
         let all: Vec<EngineId> = self.engines.values().map(|e| e.id.clone()).collect();
         for id in &all {
-            let begun = |e: &Engine| e.pending_reservation.is_some() || e.releasing_since.is_some();
-            if self.engines.get(id).is_some_and(begun) {
+            let is_starting_or_releasing =
+                |e: &Engine| e.pending_reservation.is_some() || e.releasing_since.is_some();
+            if self.engines.get(id).is_some_and(is_starting_or_releasing) {
                 self.engines.change(id, |e| (e.pending_reservation, e.releasing_since) = (None, None));
                 self.book_as_observed(id, now);
             }
@@ -239,16 +240,17 @@ impl PlanBuilder<'_> {
 
     /// Computes what the leader would answer to this gateway's waiters if it knew no more.
     fn forecast_reasons(&mut self) {
-        let mut ahead = PlanBuilder::new(self.planner.clone(), self.demand, self.waiting_clients, self.now);
-        ahead.planner.role = LeadershipRole::Leader;
-        ahead.admit();
+        let mut forecast =
+            PlanBuilder::new(self.planner.clone(), self.demand, self.waiting_clients, self.now);
+        forecast.planner.role = LeadershipRole::Leader;
+        forecast.admit();
         // If the plan has any decision, the leader may have decided otherwise without this gateway knowing yet.
         let reads = |command: &Command| matches!(command, Command::ReadMeter { .. });
-        let settled = ahead.claims.is_empty() && ahead.take_commands().iter().all(reads);
-        let mut reasons = ahead.into_reasons();
+        let decided = forecast.claims.is_empty() && forecast.take_commands().iter().all(reads);
+        let mut reasons = forecast.into_reasons();
         for (model, reason) in Arc::make_mut(&mut reasons) {
             let runs = self.planner.engines_of(model).any(|e| e.state.has_process());
-            *reason = std::mem::take(reason).into_follower_forecast(settled, runs, self.now);
+            *reason = std::mem::take(reason).into_follower_forecast(decided, runs, self.now);
         }
         self.reasons = reasons;
     }

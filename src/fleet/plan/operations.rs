@@ -81,8 +81,8 @@ impl PlanBuilder<'_> {
         match op.action {
             OperatorAction::Pin | OperatorAction::Unpin => Some(Ok(())),
             OperatorAction::Stop => {
-                let ended = |e: &Engine| !e.state.has_process() || e.startup_began > op.issued_at;
-                engines.all(ended).then_some(Ok(()))
+                let is_stopped = |e: &Engine| !e.state.has_process() || e.startup_began > op.issued_at;
+                engines.all(is_stopped).then_some(Ok(()))
             }
             OperatorAction::Sleep { .. } => {
                 let down = |e: &Engine| {
@@ -99,8 +99,8 @@ impl PlanBuilder<'_> {
                 let starting = self.planner.engines_of(&op.model).any(|e| e.state.is_starting());
                 let reason = self.reasons.get(&op.model)?;
                 // The order waits as long as a request would.
-                let late = op.issued_at + self.planner.max_wait_of(&op.model) <= self.now && !starting;
-                (reason.is_final() || late).then(|| Err(reason.text.clone()))
+                let expired = op.issued_at + self.planner.max_wait_of(&op.model) <= self.now && !starting;
+                (reason.is_final() || expired).then(|| Err(reason.text.clone()))
             }
         }
     }

@@ -104,9 +104,9 @@ impl PlanBuilder<'_> {
             })
         };
         if let Some(e) = self.engine(id).filter(|e| e.state.has_process()) {
-            let own = e.accelerators.clone();
-            let fits = (!own.is_empty() || spec.accelerators.is_none()) && own.iter().all(usable);
-            return fits.then_some(PlacementCandidate { accelerators: own, need }).into_iter().collect();
+            let present = e.accelerators.clone();
+            let fits = (!present.is_empty() || spec.accelerators.is_none()) && present.iter().all(usable);
+            return fits.then_some(PlacementCandidate { accelerators: present, need }).into_iter().collect();
         }
         self.planner.candidates_for(spec, need, usable)
     }
@@ -123,10 +123,10 @@ impl PlanBuilder<'_> {
         let need = model.needed_amount(spec, self.planner.largest(spec));
         let accounts = &self.planner.ledger.accelerators;
         let usable = |a: &AcceleratorId| accounts.get(a).is_some_and(|a| a.healthy && a.could_hold(need));
-        let own = self.engine(id).map(|e| e.accelerators.clone()).unwrap_or_default();
-        let mut places = self.planner.candidates_for(spec, need, usable);
-        places.retain(|c| !c.accelerators.iter().any(|a| own.contains(a)));
-        places
+        let present = self.engine(id).map(|e| e.accelerators.clone()).unwrap_or_default();
+        let mut candidates = self.planner.candidates_for(spec, need, usable);
+        candidates.retain(|c| !c.accelerators.iter().any(|a| present.contains(a)));
+        candidates
     }
 
     /// Returns the shortfalls on one accelerator: beyond the free amount, and beyond what will be free.
@@ -180,8 +180,8 @@ impl PlanBuilder<'_> {
         if named || !self.engine(id).is_some_and(asleep) {
             return used;
         }
-        let near = self.planner.engines.on_accelerators(std::slice::from_ref(on));
-        if !near.into_iter().any(|e| e.id != *id && asleep(e)) {
+        let neighbours = self.planner.engines.on_accelerators(std::slice::from_ref(on));
+        if !neighbours.into_iter().any(|e| e.id != *id && asleep(e)) {
             return used;
         }
         let spec = self.planner.spec(&id.model);
@@ -198,19 +198,19 @@ impl PlanBuilder<'_> {
             let Some(account) = self.planner.ledger.accelerators.get(on) else {
                 return false;
             };
-            let others = account.booked.iter().filter(|(other, _)| *other != id);
-            let engines = others.filter_map(|(other, bytes)| Some((self.engine(other)?, bytes)));
-            let asker = self.on_behalf_of(id);
-            let engines = engines.filter(|(e, _)| !self.must_stay_for(asker, e));
+            let other_bookings = account.booked.iter().filter(|(other, _)| *other != id);
+            let engines = other_bookings.filter_map(|(other, bytes)| Some((self.engine(other)?, bytes)));
+            let claimant = self.on_behalf_of(id);
+            let engines = engines.filter(|(e, _)| !self.must_stay_for(claimant, e));
             let may_go =
                 engines.filter(|(e, _)| self.may_ever_be_evicted(e)).map(|(e, bytes)| ResourceAmount {
                     bytes,
                     units: if self.may_ever_stop(e) { account.units_taken.of(&e.id) } else { 0 },
                 });
             let may_go: ResourceAmount = may_go.sum();
-            let beside = self.claimed_for_other_members(id, on);
+            let other_members = self.claimed_for_other_members(id, on);
             (account.amount_of(id) + self.free_amount(id, on, account) + may_go)
-                .covers(candidate.need + beside)
+                .covers(candidate.need + other_members)
         })
     }
 
@@ -220,9 +220,9 @@ impl PlanBuilder<'_> {
         };
         let by_idleness = spec.idle.sleep_after.is_some() || spec.idle.stop_after.is_some();
         let eviction = self.planner.settings.eviction_of(spec);
-        let own =
+        let evictable_itself =
             !self.planner.is_kept_awake(&e.id) && (by_idleness || eviction == EvictionPolicy::Residency);
-        e.state.is_winding_down() || (own && self.may_dependents_ever_be_evicted(e))
+        e.state.is_winding_down() || (evictable_itself && self.may_dependents_ever_be_evicted(e))
     }
 
     /// Whether the dependents for which the engine stays may ever be evicted.
@@ -283,15 +283,15 @@ impl PlanBuilder<'_> {
         spec: &ModelSpec,
         candidate: &PlacementCandidate,
     ) -> PlacementStatus {
-        let mut awaits = false;
+        let mut awaiting_release = false;
         for on in &candidate.accelerators {
-            let (now, then) = self.shortfalls(id, candidate, on);
-            if !then.is_zero() {
+            let (shortfall_now, shortfall_later) = self.shortfalls(id, candidate, on);
+            if !shortfall_later.is_zero() {
                 return PlacementStatus::NoRoom;
             }
-            awaits |= !now.is_zero();
+            awaiting_release |= !shortfall_now.is_zero();
         }
-        if awaits {
+        if awaiting_release {
             return PlacementStatus::Freeing;
         }
         // Engines that are reserved together start one by one, and each checks again.
@@ -332,16 +332,16 @@ impl PlanBuilder<'_> {
     ) -> Option<EngineId> {
         let cold = !self.engine(id).is_some_and(|e| e.state.has_process());
         let launch = cold && spec.profiles_memory();
-        let near = |e: &&Engine| {
-            let held = e.pending_reservation.as_ref().map_or(&e.accelerators, |p| &p.accelerators);
-            e.id != *id && held.iter().any(|a| candidate.accelerators.contains(a))
+        let is_neighbour = |e: &&Engine| {
+            let accelerators = e.pending_reservation.as_ref().map_or(&e.accelerators, |p| &p.accelerators);
+            e.id != *id && accelerators.iter().any(|a| candidate.accelerators.contains(a))
         };
         // An engine that lacks a dependency is not about to use its reservation.
         let about_to =
             |e: &Engine| e.pending_reservation.is_some() && self.planner.first_missing(&e.id.model).is_none();
         let engines = self.planner.engines.on_accelerators(&candidate.accelerators);
         let blocks = |e: &&Engine| self.interferes(e, launch, about_to(e));
-        engines.into_iter().filter(near).find(blocks).map(|e| e.id.clone())
+        engines.into_iter().filter(is_neighbour).find(blocks).map(|e| e.id.clone())
     }
 
     /// Whether this engine's current or next step must end before another engine allocates memory beside it.
@@ -377,10 +377,11 @@ impl PlanBuilder<'_> {
         let launch = cold && self.planner.spec(&id.model).is_none_or(ModelSpec::profiles_memory);
         let about_to =
             |e: &Engine| e.pending_reservation.as_ref().is_some_and(|placing| !placing.in_dependency_group);
-        let near = self.planner.engines.on_accelerators(accelerators).into_iter().filter(|e| e.id != *id);
-        let mut near = near.filter(|e| e.state.has_process() || about_to(e));
+        let neighbours =
+            self.planner.engines.on_accelerators(accelerators).into_iter().filter(|e| e.id != *id);
+        let mut neighbours = neighbours.filter(|e| e.state.has_process() || about_to(e));
         // A failing engine may measure until it is stopped.
-        near.any(|e| {
+        neighbours.any(|e| {
             matches!(e.state, LifecycleState::Failing { .. }) || self.interferes(e, launch, about_to(e))
         })
     }

@@ -58,33 +58,35 @@ impl Planner {
                 })
             }
             Command::Sleep { engine, level, .. } => self.record_sleep(engine, *level, now),
-            Command::Stop { engine, grace, successor: to, .. } => {
-                let (cause, why) = (self.stop_cause(engine, now), self.asleep_stop_reason(engine));
+            Command::Stop { engine, grace, successor, .. } => {
+                let (cause, reason) = (self.stop_cause(engine, now), self.asleep_stop_reason(engine));
                 self.update_engine(engine, |e| {
                     e.stop_retry_at = now + *grace + STOP_RETRY_AFTER;
                     if !matches!(e.state, LifecycleState::Stopping { .. }) {
                         e.transition_to(LifecycleState::Stopping { cause }, now);
-                        why.into_iter().for_each(|why| e.set_stop_reason(why));
-                        to.iter().for_each(|to| e.set_successor(&to.model));
+                        reason.into_iter().for_each(|reason| e.set_stop_reason(reason));
+                        successor.iter().for_each(|successor| e.set_successor(&successor.model));
                     }
                     e.pending_reservation = None;
                     e.releasing_since = None;
                 });
             }
             Command::ReadMeter { accelerator, .. } => {
-                let asked = |account: &mut AcceleratorAccount| {
+                let mark_requested = |account: &mut AcceleratorAccount| {
                     (account.reading_requested, account.last_attempt) = (Some(now), now)
                 };
-                self.ledger.accelerators.change(accelerator, asked);
+                self.ledger.accelerators.change(accelerator, mark_requested);
             }
             Command::Probe { engine, .. } => {
                 self.update_engine(engine, |e| e.probe_state = ProbeState::InFlight(now))
             }
             Command::OpenGate { engine, public, .. } => self.record_gate_open(engine, *public, now),
-            Command::CloseGate { engine, generation, reason: why, after_drain: then, successor: to } => {
-                self.record_gate_close(engine, *generation, *why, *then, now);
-                if let Some(to) = to {
-                    self.update_engine(engine, |e| (e.yielded_at, e.yielded_to) = (now, Some(to.clone())));
+            Command::CloseGate { engine, generation, reason, after_drain, successor } => {
+                self.record_gate_close(engine, *generation, *reason, *after_drain, now);
+                if let Some(successor) = successor {
+                    self.update_engine(engine, |e| {
+                        (e.yielded_at, e.yielded_to) = (now, Some(successor.clone()))
+                    });
                 }
             }
             Command::RevokeLeases { engine, generation, .. } => self.update_engine(engine, |e| {
@@ -123,10 +125,10 @@ impl Planner {
         model: &ModelName,
         change: impl FnOnce(&mut LearnedMeasurements),
     ) {
-        let Some(known) = self.models.get(model).map(|model| model.learned) else { return };
-        let mut learned = known;
+        let Some(before) = self.models.get(model).map(|model| model.learned) else { return };
+        let mut learned = before;
         change(&mut learned);
-        if learned != known
+        if learned != before
             && let Some(model) = Arc::make_mut(&mut self.models).get_mut(model)
         {
             model.learned = learned;
@@ -134,8 +136,8 @@ impl Planner {
     }
 
     fn shrink(&mut self, engine: &EngineId, bytes: Bytes, host: Bytes, now: Tick) {
-        let stays = self.engines.get(engine).is_some_and(|e| e.state.has_process());
-        self.ledger.shrink(engine, bytes, stays, now);
+        let has_process = self.engines.get(engine).is_some_and(|e| e.state.has_process());
+        self.ledger.shrink(engine, bytes, has_process, now);
         if host == Bytes::ZERO {
             self.ledger.host.booked.remove(engine);
         } else if let Some(booked) = self.ledger.host.booked.of(engine) {
@@ -211,8 +213,8 @@ impl Planner {
         &mut self,
         engine: &EngineId,
         generation: Generation,
-        why: CloseReason,
-        then: AfterDrain,
+        reason: CloseReason,
+        after_drain: AfterDrain,
         now: Tick,
     ) {
         let cause = self.stop_cause(engine, now);
@@ -227,7 +229,7 @@ impl Planner {
                 // Another gateway decides the engine's state.
                 return;
             }
-            match (&mut e.state, why) {
+            match (&mut e.state, reason) {
                 (LifecycleState::Failing { .. }, _) => {}
                 (state, CloseReason::Shutdown) if state.is_starting() => {}
                 (_, CloseReason::Fault) => {
@@ -240,16 +242,12 @@ impl Planner {
                 (LifecycleState::Draining { reason: old, after_drain: old_then, .. }, _) => {
                     // An idle drain that another model now relies on, or an order on top of a turn: the drain deadline
                     // keeps running.
-                    *old = why;
-                    *old_then = then;
+                    *old = reason;
+                    *old_then = after_drain;
                 }
                 _ => {
-                    let state = LifecycleState::Draining {
-                        reason: why,
-                        after_drain: then,
-                        revoked: false,
-                        drained: false,
-                    };
+                    let state =
+                        LifecycleState::Draining { reason, after_drain, revoked: false, drained: false };
                     e.transition_to(state, now);
                 }
             }

@@ -103,7 +103,7 @@ impl DependencyClosure {
             spec.map_or(&[][..], |spec| &spec.dependencies).iter()
         };
         let mut closure = Self::default();
-        let mut seen = BTreeSet::new();
+        let mut visited = BTreeSet::new();
         let mut path = vec![(name, direct(name))];
         while let Some((of, rest)) = path.last_mut() {
             let Some(next) = rest.next() else {
@@ -118,10 +118,10 @@ impl DependencyClosure {
                 return Self { models: Vec::new(), error: broken };
             } else if models.get(next).is_none_or(|model| model.spec.is_none()) {
                 closure.error = Some(format!("the model needs '{next}', which is not configured"));
-            } else if seen.len() == MAX_CLOSURE_MODELS && !seen.contains(next) {
+            } else if visited.len() == MAX_CLOSURE_MODELS && !visited.contains(next) {
                 let broken = Some(format!("the model needs more than {MAX_CLOSURE_MODELS} other models"));
                 return Self { models: Vec::new(), error: broken };
-            } else if seen.insert(next) {
+            } else if visited.insert(next) {
                 path.push((next, direct(next)));
             }
         }
@@ -191,9 +191,9 @@ impl Planner {
     /// They rely on a serving engine, else on an awake one whose stub's gate is closed.
     pub(in crate::fleet) fn is_relied_on(&self, e: &Engine) -> bool {
         let rank = |e: &Engine| (!e.serves(), e.failing_since.is_some(), e.id.replica);
-        let others =
+        let available =
             self.engines.of_model(&e.id.model).filter(|other| other.serves() || other.is_blocked_by_stub());
-        others.min_by_key(|other| rank(other)).is_some_and(|first| first.id == e.id)
+        available.min_by_key(|other| rank(other)).is_some_and(|first| first.id == e.id)
     }
 
     /// Returns the dependent that keeps this engine from being evicted.
@@ -246,11 +246,12 @@ impl PlanBuilder<'_> {
         if !self.is_in_dependency_group(id, placing) {
             return false;
         }
-        let lacks = planner.first_missing(&id.model).is_some();
+        let has_missing = planner.first_missing(&id.model).is_some();
         let broken = planner.dependencies.closure_error(&id.model).is_some();
-        let hopeless = broken || (lacks && (!planner.can_be_satisfied(&id.model) || self.ordered_stop(id)));
-        let well = |a: &AcceleratorId| planner.ledger.accelerators.get(a).is_some_and(|a| a.healthy);
-        hopeless || self.is_reservation_outdated(id, placing) || !placing.accelerators.iter().all(well)
+        let hopeless =
+            broken || (has_missing && (!planner.can_be_satisfied(&id.model) || self.ordered_stop(id)));
+        let is_healthy = |a: &AcceleratorId| planner.ledger.accelerators.get(a).is_some_and(|a| a.healthy);
+        hopeless || self.is_reservation_outdated(id, placing) || !placing.accelerators.iter().all(is_healthy)
     }
 
     /// Whether the reservation was made for an older configuration.
@@ -306,50 +307,50 @@ mod tests {
         graph.iter().map(model).collect()
     }
 
-    fn closure<'a>(needs: &'a DependencyGraph, name: &str) -> Vec<&'a str> {
-        needs.closure(&name.into()).iter().map(ModelName::as_str).collect()
+    fn closure<'a>(graph: &'a DependencyGraph, name: &str) -> Vec<&'a str> {
+        graph.closure(&name.into()).iter().map(ModelName::as_str).collect()
     }
 
     #[test]
     fn what_is_needed_comes_in_the_order_in_which_it_can_start() {
-        let needs = DependencyGraph::from_models(&models(&[
+        let graph = DependencyGraph::from_models(&models(&[
             ("top", &["left", "right"]),
             ("left", &["base"]),
             ("right", &["base", "left"]),
             ("base", &[]),
         ]));
-        assert_eq!(closure(&needs, "top"), ["base", "left", "right"]);
-        assert_eq!(closure(&needs, "right"), ["base", "left"]);
-        assert!(closure(&needs, "base").is_empty());
-        let dependents: Vec<&str> = needs.dependents(&"base".into()).map(ModelName::as_str).collect();
+        assert_eq!(closure(&graph, "top"), ["base", "left", "right"]);
+        assert_eq!(closure(&graph, "right"), ["base", "left"]);
+        assert!(closure(&graph, "base").is_empty());
+        let dependents: Vec<&str> = graph.dependents(&"base".into()).map(ModelName::as_str).collect();
         assert_eq!(dependents, ["left", "right", "top"]);
     }
 
     #[test]
     fn what_can_never_be_had_is_named() {
-        let needs = DependencyGraph::from_models(&models(&[
+        let graph = DependencyGraph::from_models(&models(&[
             ("a", &["b"]),
             ("b", &["a"]),
             ("over", &["a"]),
             ("self", &["self"]),
             ("lost", &["gone"]),
         ]));
-        assert_eq!(needs.closure_error(&"a".into()), Some("the model needs itself: 'b' needs 'a'"));
-        assert_eq!(needs.closure_error(&"self".into()), Some("the model needs itself: 'self' needs 'self'"));
+        assert_eq!(graph.closure_error(&"a".into()), Some("the model needs itself: 'b' needs 'a'"));
+        assert_eq!(graph.closure_error(&"self".into()), Some("the model needs itself: 'self' needs 'self'"));
         assert_eq!(
-            needs.closure_error(&"lost".into()),
+            graph.closure_error(&"lost".into()),
             Some("the model needs 'gone', which is not configured")
         );
-        assert_eq!((needs.closure_error(&"over".into()), closure(&needs, "over")), (None, vec!["b", "a"]));
+        assert_eq!((graph.closure_error(&"over".into()), closure(&graph, "over")), (None, vec!["b", "a"]));
         let names: Vec<String> = (0..=MAX_CLOSURE_MODELS + 1).map(|n| format!("m{n}")).collect();
         let next = |n: usize| names.get(n + 1).map(|name| vec![name.as_str()]).unwrap_or_default();
         let chain: Vec<Vec<&str>> = (0..names.len()).map(next).collect();
         let chain: Vec<(&str, &[&str])> =
             names.iter().map(String::as_str).zip(chain.iter().map(Vec::as_slice)).collect();
-        let needs = DependencyGraph::from_models(&models(&chain));
-        assert!(needs.closure_error(&"m0".into()).is_some_and(|why| why.contains("more than 256")));
+        let graph = DependencyGraph::from_models(&models(&chain));
+        assert!(graph.closure_error(&"m0".into()).is_some_and(|error| error.contains("more than 256")));
         assert_eq!(
-            (needs.closure_error(&"m1".into()), closure(&needs, "m1").len()),
+            (graph.closure_error(&"m1".into()), closure(&graph, "m1").len()),
             (None, MAX_CLOSURE_MODELS)
         );
     }

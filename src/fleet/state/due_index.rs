@@ -78,9 +78,9 @@ impl Planner {
             return self.engines.values().map(|e| e.id.clone()).collect();
         }
         let due = self.due_index.by_time.iter().take_while(|(until, _)| *until <= now);
-        let mut astir: Vec<EngineId> = due.map(|(_, id)| id.clone()).collect();
-        astir.sort_unstable();
-        astir
+        let mut due_engines: Vec<EngineId> = due.map(|(_, id)| id.clone()).collect();
+        due_engines.sort_unstable();
+        due_engines
     }
 
     /// Recomputes the entries of changed engines and of engines on changed accelerators.
@@ -105,9 +105,9 @@ impl Planner {
     pub(in crate::fleet) fn overlooked_engines(&self) -> Vec<EngineId> {
         let engines = self.engines.values().filter(|_| self.due_index.complete);
         let until = |at: Option<Tick>| at.unwrap_or(Tick(u64::MAX));
-        let late =
+        let overlooked =
             engines.filter(|e| until(self.next_due(e)) < until(self.due_index.by_engine.get(&e.id).copied()));
-        late.map(|e| e.id.clone()).collect()
+        overlooked.map(|e| e.id.clone()).collect()
     }
 
     /// Visits every model that has engines, with these engines, ordered by name.
@@ -138,41 +138,44 @@ impl Planner {
             return Some(DUE_NOW);
         }
         let timeouts = &self.settings.timeouts;
-        let (rests, until) = match &e.state {
+        let (undisturbed, until) = match &e.state {
             LifecycleState::Cold | LifecycleState::Backoff { .. } => {
                 (!e.pending_reservation.as_ref().is_some_and(|p| p.confirmed), None)
             }
             LifecycleState::Launching | LifecycleState::Loading => {
-                let rests = !e.must_await_stub() && self.are_accelerators_usable(e, |_| true);
-                (rests, e.deadline(Some(spec), Bytes::ZERO, timeouts))
+                let undisturbed = !e.must_await_stub() && self.are_accelerators_usable(e, |_| true);
+                (undisturbed, e.deadline(Some(spec), Bytes::ZERO, timeouts))
             }
             LifecycleState::Awake => {
                 let idle = [spec.idle.sleep_after, spec.idle.stop_after];
                 let idle = idle.into_iter().flatten().filter_map(|after| self.idle_at(e, after));
                 let idle = idle.filter(|_| self.in_use_count(e) == 0);
-                let stands =
+                let accelerators_read =
                     self.are_accelerators_usable(e, |account| !account.is_unread_since(e.turn_start));
-                let door = if e.stub_gate_closed { Admission::AwaitingStub } else { Admission::Public };
-                (e.admission == door && !e.must_await_stub() && stands, idle.chain(e.hung_at(timeouts)).min())
+                let admission = if e.stub_gate_closed { Admission::AwaitingStub } else { Admission::Public };
+                (
+                    e.admission == admission && !e.must_await_stub() && accelerators_read,
+                    idle.chain(e.hung_at(timeouts)).min(),
+                )
             }
             LifecycleState::Asleep { .. } => {
-                let held = e.pending_reservation.is_none()
+                let undisturbed = e.pending_reservation.is_none()
                     && e.releasing_since.is_none()
                     && !self.may_shrink_residue(e, spec);
                 let stopped = spec.idle.stop_after.map(|after| e.idle_since().max(e.since) + after);
-                (held && self.are_accelerators_usable(e, |_| true), stopped)
+                (undisturbed && self.are_accelerators_usable(e, |_| true), stopped)
             }
             _ => (false, None),
         };
-        if rests { until } else { Some(DUE_NOW) }
+        if undisturbed { until } else { Some(DUE_NOW) }
     }
 
     /// Whether all accelerators of the engine are configured and healthy, and `also` holds for each.
     fn are_accelerators_usable(&self, e: &Engine, also: impl Fn(&AcceleratorAccount) -> bool) -> bool {
         let accounts = &self.ledger.accelerators;
-        let stands =
+        let is_usable =
             |account: &AcceleratorAccount| account.healthy && account.capacity > Bytes::ZERO && also(account);
-        e.accelerators.iter().all(|a| accounts.get(a).is_some_and(stands))
+        e.accelerators.iter().all(|a| accounts.get(a).is_some_and(is_usable))
     }
 
     /// Whether a meter that names engines may have seen that this sleeper keeps less than its reservation.

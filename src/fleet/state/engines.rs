@@ -162,22 +162,22 @@ impl EngineTable {
         }
     }
 
-    /// Removes and returns the engines for which `stays` is false.
+    /// Removes and returns the engines for which `keep` is false.
     ///
     /// Checks only the removal candidates: a fleet adopts its engines one event at a time, and checking all engines
     /// each time would be quadratic.
-    pub(in crate::fleet) fn retain(&mut self, stays: impl Fn(&Engine) -> bool) -> Vec<Arc<Engine>> {
+    pub(in crate::fleet) fn retain(&mut self, keep: impl Fn(&Engine) -> bool) -> Vec<Arc<Engine>> {
         let loose = std::mem::take(&mut self.removal_candidates);
-        let leave = |e: &&Arc<Engine>| !stays(e);
-        let left: Vec<Arc<Engine>> =
+        let leave = |e: &&Arc<Engine>| !keep(e);
+        let removed: Vec<Arc<Engine>> =
             loose.iter().filter_map(|id| self.engines.get(id)).filter(leave).cloned().collect();
-        for engine in &left {
+        for engine in &removed {
             Arc::make_mut(&mut self.engines).remove(&engine.id);
             self.reindex(&engine.id, &IndexKeys::of(engine), &IndexKeys::default());
             self.dirty.push(engine.id.clone());
             self.update_multi_engine(&engine.id.model);
         }
-        left
+        removed
     }
 
     /// Makes every engine a removal candidate, because the configuration changed.
@@ -281,18 +281,18 @@ impl PartialEq for EngineTable {
 }
 
 impl From<EngineMap> for EngineTable {
-    fn from(known: EngineMap) -> Self {
-        let mut engines = Self { removal_candidates: known.keys().cloned().collect(), ..Self::default() };
-        for (id, engine) in &known {
+    fn from(map: EngineMap) -> Self {
+        let mut engines = Self { removal_candidates: map.keys().cloned().collect(), ..Self::default() };
+        for (id, engine) in &map {
             engines.reindex(id, &IndexKeys::default(), &IndexKeys::of(engine));
         }
-        let ids: Vec<&EngineId> = known.keys().collect();
+        let ids: Vec<&EngineId> = map.keys().collect();
         let plural = ids.windows(2).filter_map(|pair| match pair {
             [a, b] if a.model == b.model => Some(a.model.clone()),
             _ => None,
         });
         engines.multi_engine_models = Arc::new(plural.collect());
-        Self { engines: Arc::new(known), ..engines }
+        Self { engines: Arc::new(map), ..engines }
     }
 }
 

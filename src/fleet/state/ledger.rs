@@ -164,14 +164,14 @@ impl AcceleratorAccount {
         let Some(by_engine) = &reading.by_engine else {
             return booked.max(reading.used.saturating_sub(self.booked_by(engine)));
         };
-        let ours: Bytes = by_engine.values().copied().sum();
+        let by_engines: Bytes = by_engine.values().copied().sum();
         let larger: Bytes = self
             .booked
             .iter()
             .filter(|(e, _)| *e != engine)
             .map(|(e, b)| b.max(by_engine.get(e).copied().unwrap_or_default()))
             .sum();
-        larger + reading.used.saturating_sub(ours)
+        larger + reading.used.saturating_sub(by_engines)
     }
 
     /// Memory in use here, by a fresh reading of a meter that names no processes.
@@ -259,8 +259,8 @@ impl AcceleratorAccount {
             ));
         }
         let units = self.units.filter(|units| self.units_taken.sum() > *units)?;
-        let taken = pluralize(self.units_taken.sum(), "accelerator");
-        Some(format!("overcommitted: {taken} taken of {units}; nothing new is granted here"))
+        let units_text = pluralize(self.units_taken.sum(), "accelerator");
+        Some(format!("overcommitted: {units_text} taken of {units}; nothing new is granted here"))
     }
 
     /// Observed bytes of one engine, if known or inferable.
@@ -270,8 +270,8 @@ impl AcceleratorAccount {
         Some(match &reading.by_engine {
             Some(by_engine) => by_engine.get(engine).copied().unwrap_or_default(),
             None => {
-                let others = self.booked.sum_without(engine);
-                reading.used.saturating_sub(others)
+                let booked_by_others = self.booked.sum_without(engine);
+                reading.used.saturating_sub(booked_by_others)
             }
         })
     }
@@ -334,8 +334,8 @@ impl MemoryLedger {
     ) {
         for id in accelerators {
             self.accelerators.book(id, engine, Some(bytes));
-            let taken = |account: &AcceleratorAccount| units.or_else(|| account.units.map(|_| 1));
-            if let Some(units) = self.accelerators.get(id).and_then(taken) {
+            let units_to_take = |account: &AcceleratorAccount| units.or_else(|| account.units.map(|_| 1));
+            if let Some(units) = self.accelerators.get(id).and_then(units_to_take) {
                 self.accelerators.change(id, |account| account.units_taken.take(engine, units));
             }
         }
@@ -343,15 +343,15 @@ impl MemoryLedger {
 
     /// Reduces the engine's reservations to `bytes` wherever it has any.
     ///
-    /// Zero ends them, unless the engine keeps its process (`stays`) and has accelerators of a pool.
-    pub(in crate::fleet) fn shrink(&mut self, engine: &EngineId, bytes: Bytes, stays: bool, now: Tick) {
+    /// Zero ends them, unless the engine keeps its process (`has_process`) and has accelerators of a pool.
+    pub(in crate::fleet) fn shrink(&mut self, engine: &EngineId, bytes: Bytes, has_process: bool, now: Tick) {
         for id in self.accelerators.account_ids_of(engine) {
             let part = self.accelerators.change(&id, |account| {
                 account.changed_at = now;
                 account.amount_of(engine)
             });
             let part = part.unwrap_or_default();
-            let keeps = bytes > Bytes::ZERO || (stays && part.units > 0);
+            let keeps = bytes > Bytes::ZERO || (has_process && part.units > 0);
             self.accelerators.book(&id, engine, keeps.then(|| bytes.min(part.bytes)));
             if self.accelerators.get(&id).is_some_and(|account| !account.must_be_kept()) {
                 self.accelerators.rebuild(|all| all.retain(|_, account| account.must_be_kept()));

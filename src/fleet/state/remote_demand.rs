@@ -73,22 +73,23 @@ impl RemoteDemand {
         now: Tick,
     ) -> Vec<RemoteDemandChange> {
         let before = self.by_gateway.get(gateway).cloned().unwrap_or_default();
-        let say = |(model, told): (&ModelName, &GatewayDemand)| {
-            let waited = before.get(model).filter(|said| said.waiting > 0);
-            let said = RemoteModelDemand {
-                waiting: told.waiting,
-                in_flight: told.in_flight,
-                last_request: told.last_request,
-                since: waited.map_or(now, |said| said.since),
+        let to_remote_demand = |(model, reported): (&ModelName, &GatewayDemand)| {
+            let previous = before.get(model).filter(|previous| previous.waiting > 0);
+            let demand_of_model = RemoteModelDemand {
+                waiting: reported.waiting,
+                in_flight: reported.in_flight,
+                last_request: reported.last_request,
+                since: previous.map_or(now, |previous| previous.since),
             };
-            (model.clone(), said)
+            (model.clone(), demand_of_model)
         };
-        let after: BTreeMap<ModelName, RemoteModelDemand> = demand.into_iter().flatten().map(say).collect();
+        let after: BTreeMap<ModelName, RemoteModelDemand> =
+            demand.into_iter().flatten().map(to_remote_demand).collect();
         let models: BTreeSet<ModelName> = before.keys().chain(after.keys()).cloned().collect();
-        let said = Arc::make_mut(&mut self.by_gateway);
+        let by_gateway = Arc::make_mut(&mut self.by_gateway);
         match demand {
-            Some(_) => said.insert(gateway.to_owned(), after.clone()),
-            None => said.remove(gateway),
+            Some(_) => by_gateway.insert(gateway.to_owned(), after.clone()),
+            None => by_gateway.remove(gateway),
         };
         let changed = models.into_iter().filter(|model| before.get(model) != after.get(model));
         changed.map(|model| self.update_total(model, &before, &after, now)).collect()
@@ -108,13 +109,14 @@ impl RemoteDemand {
             Some(sum) => sums.insert(model.clone(), sum),
             None => sums.remove(&model),
         };
-        let in_flight = |said: Option<&RemoteModelDemand>| said.is_some_and(|said| said.in_flight > 0);
+        let in_flight =
+            |demand: Option<&RemoteModelDemand>| demand.is_some_and(|demand| demand.in_flight > 0);
         // An answer may have lasted long. Its end counts, which shows only as its absence from the report.
         let ended = in_flight(before.get(&model)) && !in_flight(after.get(&model));
         // Another machine's clock may be ahead.
-        let last = after.get(&model).map_or(Tick(0), |said| said.last_request.min(now));
-        let wanted = waited == 0 && sum.is_some_and(|sum| sum.waiting > 0);
-        RemoteDemandChange { model, newly_waiting: wanted, last_used: if ended { now } else { last } }
+        let last = after.get(&model).map_or(Tick(0), |demand| demand.last_request.min(now));
+        let newly_waiting = waited == 0 && sum.is_some_and(|sum| sum.waiting > 0);
+        RemoteDemandChange { model, newly_waiting, last_used: if ended { now } else { last } }
     }
 
     pub(in crate::fleet) fn of(&self, model: &ModelName) -> RemoteDemandTotal {
@@ -126,28 +128,30 @@ impl RemoteDemand {
     }
 }
 
-fn total(said: &RemoteDemandMap, model: &ModelName) -> Option<RemoteDemandTotal> {
-    let of = || said.values().filter_map(|models| models.get(model));
+fn total(by_gateway: &RemoteDemandMap, model: &ModelName) -> Option<RemoteDemandTotal> {
+    let of = || by_gateway.values().filter_map(|models| models.get(model));
     let sum = RemoteDemandTotal {
-        waiting: of().map(|said| said.waiting).fold(0, u32::saturating_add),
-        in_flight: of().map(|said| said.in_flight).fold(0, u32::saturating_add),
-        oldest: of().filter(|said| said.waiting > 0).map(|said| said.since).min().unwrap_or_default(),
+        waiting: of().map(|demand| demand.waiting).fold(0, u32::saturating_add),
+        in_flight: of().map(|demand| demand.in_flight).fold(0, u32::saturating_add),
+        oldest: of().filter(|demand| demand.waiting > 0).map(|demand| demand.since).min().unwrap_or_default(),
     };
     (sum.waiting > 0 || sum.in_flight > 0).then_some(sum)
 }
 
 impl From<RemoteDemandMap> for RemoteDemand {
-    fn from(said: RemoteDemandMap) -> Self {
-        let models: BTreeSet<&ModelName> = said.values().flat_map(BTreeMap::keys).collect();
-        let sums =
-            models.into_iter().filter_map(|model| Some((model.clone(), total(&said, model)?))).collect();
-        Self { totals: Arc::new(sums), by_gateway: Arc::new(said) }
+    fn from(by_gateway: RemoteDemandMap) -> Self {
+        let models: BTreeSet<&ModelName> = by_gateway.values().flat_map(BTreeMap::keys).collect();
+        let sums = models
+            .into_iter()
+            .filter_map(|model| Some((model.clone(), total(&by_gateway, model)?)))
+            .collect();
+        Self { totals: Arc::new(sums), by_gateway: Arc::new(by_gateway) }
     }
 }
 
 impl From<RemoteDemand> for RemoteDemandMap {
-    fn from(others: RemoteDemand) -> Self {
-        Self::clone(&others.by_gateway)
+    fn from(remote_demand: RemoteDemand) -> Self {
+        Self::clone(&remote_demand.by_gateway)
     }
 }
 
@@ -159,18 +163,18 @@ impl Planner {
         demand: Option<&BTreeMap<ModelName, GatewayDemand>>,
         now: Tick,
     ) {
-        for RemoteDemandChange { model, newly_waiting: wanted, last_used: used } in
+        for RemoteDemandChange { model, newly_waiting, last_used } in
             self.remote_demand.update(gateway, demand, now)
         {
-            if wanted {
+            if newly_waiting {
                 self.record_demand(&model, now);
             }
             let engines: Vec<_> =
                 self.engines.of_model(&model).map(|e| (e.id.clone(), e.last_lease_end)).collect();
-            for (id, _) in engines.iter().filter(|(_, last_end)| *last_end < used) {
+            for (id, _) in engines.iter().filter(|(_, last_end)| *last_end < last_used) {
                 self.engines.change(id, |e| {
-                    e.record_request(used, None);
-                    (e.last_lease_end, e.last_remote_use) = (used, used);
+                    e.record_request(last_used, None);
+                    (e.last_lease_end, e.last_remote_use) = (last_used, last_used);
                 });
             }
             self.engines.mark_model_dirty(&model);
@@ -180,22 +184,25 @@ impl Planner {
     /// Adds the demand of all other gateways to this gateway's own.
     pub(in crate::fleet) fn with_remote_demand(
         &self,
-        mut here: BTreeMap<ModelName, QueueDemand>,
+        mut demand: BTreeMap<ModelName, QueueDemand>,
     ) -> BTreeMap<ModelName, QueueDemand> {
         for (model, sum) in self.remote_demand.totals.iter().filter(|(_, sum)| sum.waiting > 0) {
             // The band of an unconfigured model is unknown here, and nothing could be done for it.
             let Some(band) = self.spec(model).map(|spec| spec.priority) else { continue };
-            let there = QueueDemand { waiting: sum.waiting, remote: sum.waiting, band, oldest: sum.oldest };
-            here.entry(model.clone()).and_modify(|here| *here = here.combined_with(there)).or_insert(there);
+            let remote = QueueDemand { waiting: sum.waiting, remote: sum.waiting, band, oldest: sum.oldest };
+            demand
+                .entry(model.clone())
+                .and_modify(|total| *total = total.combined_with(remote))
+                .or_insert(remote);
         }
-        here
+        demand
     }
 
     /// How many requests may be at this engine: its leases, and all that other gateways have in flight for its model.
     pub(in crate::fleet) fn in_use_count(&self, e: &Engine) -> u32 {
         let serves = matches!(e.state, LifecycleState::Awake | LifecycleState::Draining { .. });
-        let elsewhere = if serves { self.remote_demand.of(&e.id.model).in_flight } else { 0 };
-        e.leases.saturating_add(elsewhere)
+        let remote_in_flight = if serves { self.remote_demand.of(&e.id.model).in_flight } else { 0 };
+        e.leases.saturating_add(remote_in_flight)
     }
 }
 

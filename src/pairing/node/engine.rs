@@ -145,8 +145,9 @@ impl PairingEngine {
     /// When an unbound sleeper reaches its sleep limit `stop_after`.
     #[must_use]
     pub fn stops_at(&self) -> Option<Tick> {
-        let rests = matches!(self.state, PairingEngineState::Asleep { .. }) && self.binding.is_none();
-        self.stop_after.filter(|_| rests).map(|after| self.last_used + after)
+        let is_unbound_sleeper =
+            matches!(self.state, PairingEngineState::Asleep { .. }) && self.binding.is_none();
+        self.stop_after.filter(|_| is_unbound_sleeper).map(|after| self.last_used + after)
     }
 
     /// The memory that it keeps on each accelerator while asleep.

@@ -46,8 +46,8 @@ impl PairingRequester {
     /// Whether the requester stays, as far as known: neither ended, nor deleted or about to be.
     #[must_use]
     pub const fn stays(&self) -> bool {
-        let goes = self.delete_issued.is_some() || self.delete_reason.is_some();
-        self.observed.deleting_since.is_none() && !self.observed.terminated && !goes
+        let is_being_deleted = self.delete_issued.is_some() || self.delete_reason.is_some();
+        self.observed.deleting_since.is_none() && !self.observed.terminated && !is_being_deleted
     }
 
     /// Whether the gate of its present stub container is confirmed closed. Behind it no client can reach an engine.

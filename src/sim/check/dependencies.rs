@@ -36,7 +36,7 @@ impl SimulatedWorld {
     }
 
     /// An engine may launch or wake only when its model's whole closure serves.
-    pub(in crate::sim) fn check_dependencies(&mut self, engine: &EngineId, what: &str) {
+    pub(in crate::sim) fn check_dependencies(&mut self, engine: &EngineId, action: &str) {
         let needed = self.dependency_closure(&engine.model);
         if needed.is_empty() {
             return;
@@ -44,7 +44,7 @@ impl SimulatedWorld {
         self.tally.add("starts of what needs others");
         if let Some(missing) = needed.into_iter().find(|model| !self.is_served(model)) {
             self.record_violation(format!(
-                "{engine} is {what} while its dependency {missing} does not serve"
+                "{engine} is {action} while its dependency {missing} does not serve"
             ));
         }
     }
@@ -58,9 +58,9 @@ impl SimulatedWorld {
     }
 
     /// The last engine that serves a dependency must not close for another model's turn or for idleness.
-    pub(in crate::sim) fn check_no_dependents(&mut self, engine: &EngineId, why: CloseReason) {
+    pub(in crate::sim) fn check_no_dependents(&mut self, engine: &EngineId, reason: CloseReason) {
         let open = self.gates.get(engine).is_some_and(|gate| gate.open && gate.public);
-        if !open || !matches!(why, CloseReason::Turn | CloseReason::Idle) {
+        if !open || !matches!(reason, CloseReason::Turn | CloseReason::Idle) {
             return;
         }
         if self.is_served_by_another(engine) {
@@ -68,7 +68,7 @@ impl SimulatedWorld {
         }
         if let Some(needing) = self.active_dependent(engine) {
             self.record_violation(format!(
-                "{engine} is deactivated ({why:?}) while its dependent {needing} is not asleep"
+                "{engine} is deactivated ({reason:?}) while its dependent {needing} is not asleep"
             ));
         }
     }
@@ -76,10 +76,10 @@ impl SimulatedWorld {
     /// Whether dependents need this engine because no other engine of its model serves.
     pub(super) fn is_needed_by_dependents(&self, engine: &EngineId) -> bool {
         let mut models = self.scenario.configuration.models.iter();
-        let kept = models.any(|spec| {
+        let kept_awake = models.any(|spec| {
             self.is_kept_awake(&EngineId::new(spec.name.clone(), 0))
                 && self.dependency_closure(&spec.name).contains(&engine.model)
         });
-        (kept || self.active_dependent(engine).is_some()) && !self.is_served_by_another(engine)
+        (kept_awake || self.active_dependent(engine).is_some()) && !self.is_served_by_another(engine)
     }
 }

@@ -25,24 +25,27 @@ impl SimulatedWorld {
                 self.record_violation(format!("{engine} is placed on {id}, which does not exist"));
                 continue;
             };
-            let own =
+            let booking =
                 self.machine.reservations.get(engine).filter(|booking| booking.accelerators.contains(id));
-            let (own, has) = own.map_or((Bytes::ZERO, 0), |booking| (booking.bytes, booking.units));
-            let others = self.machine.reserved_on(id).saturating_sub(own);
-            let beside = self.machine.reservations_on(id).filter(|(other, _)| *other != engine);
-            let taken: u32 = beside.map(|(_, booking)| booking.units).sum();
+            let (booked_bytes, booked_units) =
+                booking.map_or((Bytes::ZERO, 0), |booking| (booking.bytes, booking.units));
+            let booked_by_others = self.machine.reserved_on(id).saturating_sub(booked_bytes);
+            let other_bookings = self.machine.reservations_on(id).filter(|(other, _)| *other != engine);
+            let units_taken: u32 = other_bookings.map(|(_, booking)| booking.units).sum();
             // An engine keeps its units even if the pool has become smaller.
-            let units = self.units_of(engine).max(has);
-            if others + bytes > device.configured_capacity {
+            let units = self.units_of(engine).max(booked_units);
+            if booked_by_others + bytes > device.configured_capacity {
                 self.record_violation(format!(
-                    "{engine} {generation} reserves {bytes} on {id}, where {others} of {} are booked",
+                    "{engine} {generation} reserves {bytes} on {id}, where {booked_by_others} of {} are booked",
                     device.configured_capacity
                 ));
-            } else if let Some(all) = device.units.filter(|all| units > has && taken + units > *all) {
+            } else if let Some(all) =
+                device.units.filter(|all| units > booked_units && units_taken + units > *all)
+            {
                 self.record_violation(format!(
-                    "{engine} {generation} takes {units} accelerators of {id}, where {taken} of {all} are taken"
+                    "{engine} {generation} takes {units} accelerators of {id}, where {units_taken} of {all} are taken"
                 ));
-            } else if device.lost && bytes > own {
+            } else if device.lost && bytes > booked_bytes {
                 self.record_violation(format!("{engine} is placed on {id}, which is lost"));
             }
         }
@@ -55,23 +58,24 @@ impl SimulatedWorld {
         let Some(process) = self.machine.process(engine, generation) else {
             return;
         };
-        let (held, phase, accelerators) = (process.memory_held, process.phase, process.accelerators.clone());
+        let (memory_held, phase, accelerators) =
+            (process.memory_held, process.phase, process.accelerators.clone());
         let per_process = self.scenario.hardware.meter_per_process;
-        if !per_process && process.adopted_bytes.is_some_and(|known| bytes >= known) {
+        if !per_process && process.adopted_bytes.is_some_and(|adopted| bytes >= adopted) {
             return;
         }
-        if held <= bytes || accelerators.is_empty() || !self.machine.are_metered(&accelerators) {
+        if memory_held <= bytes || accelerators.is_empty() || !self.machine.are_metered(&accelerators) {
             return;
         }
-        let own = self.machine.reservations.get(engine).map_or(Bytes::ZERO, |b| b.bytes);
+        let own_booking = self.machine.reservations.get(engine).map_or(Bytes::ZERO, |b| b.bytes);
         let covered = accelerators.iter().all(|id| {
             let foreign = self.machine.accelerators.get(id).map_or(Bytes::ZERO, |d| d.foreign_bytes);
-            let booked = self.machine.reserved_on(id).saturating_sub(own) + bytes;
+            let booked = self.machine.reserved_on(id).saturating_sub(own_booking) + bytes;
             self.machine.used(id).saturating_sub(foreign) <= booked
         });
         if per_process || !covered {
             self.record_violation(format!(
-                "the reservation of {engine} {generation} shrinks to {bytes} while it is {phase:?} and holds {held}"
+                "the reservation of {engine} {generation} shrinks to {bytes} while it is {phase:?} and holds {memory_held}"
             ));
         }
     }

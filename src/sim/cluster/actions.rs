@@ -23,8 +23,8 @@ pub enum ClusterAction {
 }
 
 impl SimulatedCluster {
-    pub(super) fn apply_action(&mut self, deed: TimedClusterAction) {
-        match deed.action {
+    pub(super) fn apply_action(&mut self, action: TimedClusterAction) {
+        match action.action {
             ClusterAction::SetWanted(number, wants) => {
                 if self.scenario.owners.get(number).is_some_and(|owner| owner.wants_requester != wants) {
                     self.toggle_owner(number);
@@ -43,7 +43,7 @@ impl SimulatedCluster {
                     self.stub_ends(&id);
                 }
             }
-            ClusterAction::InjectFault(trouble) => self.inject_fault(trouble),
+            ClusterAction::InjectFault(fault) => self.inject_fault(fault),
         }
     }
 }
@@ -65,22 +65,22 @@ pub(super) fn describe_event(event: &PairingEvent) -> String {
         PairingEvent::Template { fingerprint, status: standing } => {
             format!("template {fingerprint} is {standing:?}")
         }
-        PairingEvent::LauncherBuild { build, policy: terms } => {
-            let most = terms.max_engines.map(|most| format!(" hold {most} engines")).unwrap_or_default();
-            format!("launchers of {build}{most}{}", if terms.obsolete { ", obsolete" } else { "" })
+        PairingEvent::LauncherBuild { build, policy } => {
+            let most = policy.max_engines.map(|most| format!(" hold {most} engines")).unwrap_or_default();
+            format!("launchers of {build}{most}{}", if policy.obsolete { ", obsolete" } else { "" })
         }
-        PairingEvent::RequesterObserved { requester, observed: seen, .. } => {
-            let stub = if seen.stub_container.is_some() { ", its stub runs" } else { "" };
-            let deleting = if seen.deleting_since.is_some() { ", being deleted" } else { "" };
-            let held = if seen.finalizer { ", held" } else { "" };
-            format!("{requester}{stub}{deleting}{}{held}", if seen.terminated { ", ended" } else { "" })
+        PairingEvent::RequesterObserved { requester, observed, .. } => {
+            let stub = if observed.stub_container.is_some() { ", its stub runs" } else { "" };
+            let deleting = if observed.deleting_since.is_some() { ", being deleted" } else { "" };
+            let held = if observed.finalizer { ", held" } else { "" };
+            format!("{requester}{stub}{deleting}{}{held}", if observed.terminated { ", ended" } else { "" })
         }
         PairingEvent::RequesterGone { requester, .. } => format!("{requester} is gone"),
-        PairingEvent::ProviderObserved { provider, observed: seen, .. } => {
+        PairingEvent::ProviderObserved { provider, observed, .. } => {
             let bound =
-                seen.records.iter().filter_map(|r| r.requester.as_ref()).map(|r| format!(", for {r}"));
-            let deleting = if seen.deleting { ", being deleted" } else { "" };
-            format!("{provider} is {:?}{}{deleting}", seen.phase, bound.collect::<String>())
+                observed.records.iter().filter_map(|r| r.requester.as_ref()).map(|r| format!(", for {r}"));
+            let deleting = if observed.deleting { ", being deleted" } else { "" };
+            format!("{provider} is {:?}{}{deleting}", observed.phase, bound.collect::<String>())
         }
         PairingEvent::ProviderGone { provider, .. } => format!("{provider} is gone"),
         PairingEvent::ProviderVanished { provider, .. } => format!("{provider} has vanished"),
@@ -92,15 +92,15 @@ pub(super) fn describe_event(event: &PairingEvent) -> String {
             format!("{engine} {}", if *gone { "died" } else { "hangs" })
         }
         PairingEvent::Outcome { target, result, .. } => {
-            let what = match target {
+            let subject = match target {
                 crate::pairing::event::CommandTarget::Engine(engine, _) => engine.to_string(),
                 crate::pairing::event::CommandTarget::Requester(requester) => requester.to_string(),
                 crate::pairing::event::CommandTarget::Provider(provider) => provider.to_string(),
             };
             match result {
-                Ok(CommandReply::Done) => format!("{what}: done"),
-                Ok(answer) => format!("{what}: {answer:?}"),
-                Err(cause) => format!("{what}: failed, {cause:?}"),
+                Ok(CommandReply::Done) => format!("{subject}: done"),
+                Ok(answer) => format!("{subject}: {answer:?}"),
+                Err(cause) => format!("{subject}: failed, {cause:?}"),
             }
         }
     }

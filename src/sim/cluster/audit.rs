@@ -60,12 +60,12 @@ impl SimulatedCluster {
         let on = self
             .processes()
             .filter(|(at, engine, _)| *at == node && engine.accelerators.contains(accelerator));
-        let left = self
+        let vanished = self
             .vanished_processes
             .iter()
             .filter(|g| g.node == *node && g.engine.accelerators.contains(accelerator));
         on.map(|(.., process)| process.memory_held())
-            .chain(left.map(|ghost| ghost.process.memory_held()))
+            .chain(vanished.map(|vanished| vanished.process.memory_held()))
             .sum()
     }
 
@@ -83,9 +83,9 @@ impl SimulatedCluster {
     pub(super) fn check_turn(&mut self, plan: &PairingPlan) {
         let again = self.pairing.plan_everywhere(self.now);
         if let Some(command) = again.commands.first() {
-            let was = plan.commands.iter().map(|c| c.action.to_string()).collect::<Vec<_>>();
+            let previous = plan.commands.iter().map(|c| c.action.to_string()).collect::<Vec<_>>();
             self.record_violation(format!(
-                "planning again at the same moment gives {} after {was:?}",
+                "planning again at the same moment gives {} after {previous:?}",
                 command.action
             ));
         }
@@ -102,8 +102,10 @@ impl SimulatedCluster {
         let mut broken = Vec::new();
         let mut used: BTreeMap<(&NodeName, &AcceleratorId), Bytes> = BTreeMap::new();
         let mut host: BTreeMap<&NodeName, Bytes> = BTreeMap::new();
-        let left = self.known_vanished_processes().map(|ghost| (&ghost.node, &ghost.engine, &ghost.process));
-        for (node, engine, process) in self.processes().chain(left) {
+        let vanished = self.known_vanished_processes().map(|vanished_process| {
+            (&vanished_process.node, &vanished_process.engine, &vanished_process.process)
+        });
+        for (node, engine, process) in self.processes().chain(vanished) {
             for accelerator in engine.accelerators.iter() {
                 *used.entry((node, accelerator)).or_default() += process.memory_held();
             }
@@ -134,9 +136,9 @@ impl SimulatedCluster {
     /// Every process has a reservation for what it holds.
     fn check_reservations(&self) -> Vec<String> {
         let short = self.processes().filter_map(|(node, engine, process)| {
-            let known = self.pairing.node(node).and_then(|known| known.engines.get(engine));
-            let reserved = known.map_or(Bytes::ZERO, |known| known.reserved);
-            let state = known.map_or_else(|| "unknown".to_owned(), |known| known.state.to_string());
+            let engine_record = self.pairing.node(node).and_then(|pairing_node| pairing_node.engines.get(engine));
+            let reserved = engine_record.map_or(Bytes::ZERO, |engine_record| engine_record.reserved);
+            let state = engine_record.map_or_else(|| "unknown".to_owned(), |engine_record| engine_record.state.to_string());
             (process.memory_held() > reserved).then(|| {
                 let (phase, holds) = (process.phase, process.memory_held());
                 format!(
@@ -151,15 +153,15 @@ impl SimulatedCluster {
     fn check_vanished_processes(&self) -> impl Iterator<Item = String> {
         self.known_vanished_processes().filter_map(
             |VanishedProcess { node, engine, pod, process, .. }| {
-                let known = self.pairing.node(node)?;
-                let unseen = known.engines.get(engine).filter(|e| {
-                    known
+                let pairing_node = self.pairing.node(node)?;
+                let unseen = pairing_node.engines.get(engine).filter(|e| {
+                    pairing_node
                         .providers
                         .get(&e.provider)
                         .is_some_and(|p| p.uid.as_ref().is_none_or(|uid| uid == pod))
                 });
                 let remains = || {
-                    known
+                    pairing_node
                         .vanished
                         .iter()
                         .find(|r| r.engine == *engine && (r.pod == *pod || r.pod.as_str().is_empty()))
@@ -180,26 +182,26 @@ impl SimulatedCluster {
     /// No requester is held longer than allowed.
     fn check_hold_times(&self) -> Vec<String> {
         // Allows 70 s more: failed calls are retried, and the watch may be broken for a while.
-        let held = self.requesters.iter().filter(|(_, requester)| {
+        let overdue = self.requesters.iter().filter(|(_, requester)| {
             let most = self.scenario.settings.max_hold(&requester.requested.sizes) + Millis::secs(70);
             let since = requester.deleting_since.map(|since| since.max(self.audit.leader_since));
             requester.finalizer && since.is_some_and(|since| since + most < self.now)
         });
-        held.map(|(id, _)| format!("{id} is held for too long")).collect()
+        overdue.map(|(id, _)| format!("{id} is held for too long")).collect()
     }
 
     fn check_budget(&mut self, broken: &mut Vec<String>) {
-        let settle = self.scenario.settings.meter_lag;
+        let meter_lag = self.scenario.settings.meter_lag;
         for (node, accelerator) in self.all_accelerators() {
             let at = (node.clone(), accelerator.clone());
-            let slept = self.audit.last_sleep.get(&at).is_some_and(|slept| *slept + settle > self.now);
+            let slept = self.audit.last_sleep.get(&at).is_some_and(|slept| *slept + meter_lag > self.now);
             if slept || !self.is_over_budget(&node, &accelerator) {
                 self.audit.over_budget_since.remove(&at);
                 continue;
             }
             let since = *self.audit.over_budget_since.entry(at).or_insert(self.now);
             // A new leader counts its sleepers from its start, and a watch may be broken.
-            if since + settle + Millis::secs(30) < self.now {
+            if since + meter_lag + Millis::secs(30) < self.now {
                 broken.push(format!(
                     "the sleepers of {accelerator} of {node} are over their budget since {since}"
                 ));
@@ -216,9 +218,11 @@ impl SimulatedCluster {
                 .filter(|(at, engine, _)| *at == node && engine.accelerators.contains(accelerator))
         };
         let stays = |engine: &PairingEngineId| {
-            let known = self.pairing.node(node).and_then(|known| known.engines.get(engine));
-            known.is_some_and(|known| {
-                matches!(known.state, PairingEngineState::Asleep { .. }) && known.binding.is_none()
+            let engine_record =
+                self.pairing.node(node).and_then(|pairing_node| pairing_node.engines.get(engine));
+            engine_record.is_some_and(|engine_record| {
+                matches!(engine_record.state, PairingEngineState::Asleep { .. })
+                    && engine_record.binding.is_none()
             })
         };
         let sleepers: Bytes =
@@ -230,7 +234,8 @@ impl SimulatedCluster {
     fn check_open_gates(&self) -> Vec<String> {
         let open = self.requesters.iter().filter_map(|(id, requester)| {
             let (engine, pod) = requester.stub.as_ref()?.open_to.as_ref()?;
-            let phase = self.providers.values().find(|own| own.uid == *pod)?.processes.get(engine)?.phase;
+            let phase =
+                self.providers.values().find(|provider| provider.uid == *pod)?.processes.get(engine)?.phase;
             (phase != PodProcessPhase::Awake)
                 .then(|| format!("the gate of {id} is open to {engine}, which is {phase:?}"))
         });
@@ -263,8 +268,8 @@ impl SimulatedCluster {
             let serves = engine
                 .is_some_and(|e| e.state == PairingEngineState::Awake && e.opened_stub.as_ref() == container);
             if !serves && !self.is_too_large(requester) {
-                let why = self.reason(&requester.node, id).unwrap_or("no reason given").to_owned();
-                broken.push(format!("{id} is not served: {why}"));
+                let reason = self.reason(&requester.node, id).unwrap_or("no reason given").to_owned();
+                broken.push(format!("{id} is not served: {reason}"));
             }
         }
         for ((node, provider), pod) in &self.providers {
@@ -281,21 +286,22 @@ impl SimulatedCluster {
 
     /// Whether policy, an engine in the launcher, or a requester needs the launcher.
     fn is_launcher_needed(&self, node: &NodeName, launcher: &ProviderId) -> bool {
-        let Some(known) = self.pairing.node(node) else { return false };
-        let mut waiting = known
+        let Some(pairing_node) = self.pairing.node(node) else { return false };
+        let mut waiting = pairing_node
             .requesters
             .values()
             .filter(|r| r.stays() && r.observed.requested.mode == ProviderMode::Launcher);
-        let mut own = launcher.accelerators.iter().filter_map(|a| known.accelerators.get(a));
-        own.any(|own| own.facts.wants_launcher)
-            || known.engines_in(launcher).next().is_some()
-            || waiting.any(|r| known.provider_for(&known.requested_engine_id(r)) == *launcher)
+        let mut accelerators = launcher.accelerators.iter().filter_map(|a| pairing_node.accelerators.get(a));
+        accelerators.any(|accelerator| accelerator.facts.wants_launcher)
+            || pairing_node.engines_in(launcher).next().is_some()
+            || waiting.any(|r| pairing_node.provider_for(&pairing_node.requested_engine_id(r)) == *launcher)
     }
 
     fn is_too_large(&self, requester: &super::SimulatedRequester) -> bool {
-        let known = |a: &AcceleratorId| self.nodes.get(&requester.node)?.accelerators.get(a);
-        let small =
-            |a: &AcceleratorId| known(a).is_none_or(|facts| facts.capacity < requester.requested.sizes.awake);
+        let accelerator_facts = |a: &AcceleratorId| self.nodes.get(&requester.node)?.accelerators.get(a);
+        let small = |a: &AcceleratorId| {
+            accelerator_facts(a).is_none_or(|facts| facts.capacity < requester.requested.sizes.awake)
+        };
         requester.accelerators.iter().any(small)
     }
 

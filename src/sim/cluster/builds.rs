@@ -31,15 +31,15 @@ impl SimulatedCluster {
     }
 
     /// The build of a launcher that is created for this requester.
-    pub(super) fn build_for(&self, asker: Option<&RequesterId>) -> LauncherBuild {
-        let asked = asker.and_then(|asker| self.requesters.get(asker)?.requested.build);
-        self.current_build(asked.unwrap_or(first_build(0)))
+    pub(super) fn build_for(&self, requester: Option<&RequesterId>) -> LauncherBuild {
+        let requested_build = requester.and_then(|requester| self.requesters.get(requester)?.requested.build);
+        self.current_build(requested_build.unwrap_or(first_build(0)))
     }
 
     /// The policies of all builds so far.
     pub(super) fn build_events(&self) -> Vec<PairingEvent> {
-        let all = (0_u64..).zip(&self.launcher_config_revisions).flat_map(|(config, edition)| {
-            (0..=*edition).map(move |edition| LauncherBuild(first_build(config).0 + edition))
+        let all = (0_u64..).zip(&self.launcher_config_revisions).flat_map(|(config, revision)| {
+            (0..=*revision).map(move |revision| LauncherBuild(first_build(config).0 + revision))
         });
         all.map(|build| PairingEvent::LauncherBuild { build, policy: self.build_policy(build) }).collect()
     }
@@ -49,7 +49,7 @@ impl SimulatedCluster {
         let configs: Vec<usize> = (0..self.launcher_config_revisions.len()).collect();
         let Some(config) = self.random.pick(&configs).copied() else { return };
         self.count("launchers edited");
-        self.launcher_config_revisions.get_mut(config).into_iter().for_each(|edition| *edition += 1);
+        self.launcher_config_revisions.get_mut(config).into_iter().for_each(|revision| *revision += 1);
         self.emit_builds();
         for id in self.requesters.keys().cloned().collect::<Vec<_>>() {
             self.emit_requester(&id);
@@ -62,10 +62,10 @@ impl SimulatedCluster {
         let Some(most) = launcher.build.and_then(|build| self.build_policy(build).max_engines) else {
             return;
         };
-        let there = launcher.processes.len();
-        if usize::try_from(most).is_ok_and(|most| there > most) {
+        let engine_count = launcher.processes.len();
+        if usize::try_from(most).is_ok_and(|most| engine_count > most) {
             self.record_violation(format!(
-                "with {engine} there are {there} engines in {}, whose limit is {most}",
+                "with {engine} there are {engine_count} engines in {}, whose limit is {most}",
                 key.1
             ));
         }

@@ -25,12 +25,12 @@ const ABSENT: ImmediateReply = Some(Ok(CommandReply::Condition(QueriedCondition:
 impl SimulatedCluster {
     /// Sends a command of the controller.
     pub(super) fn send(&mut self, command: PairingCommand) {
-        let (call, troubles) = (self.scenario.settings.call_timeout, self.scenario.fault_rates);
+        let (call, fault_rates) = (self.scenario.settings.call_timeout, self.scenario.fault_rates);
         let key = (command.epoch, command.serial);
-        if self.chance(troubles.calls_lost) {
+        if self.chance(fault_rates.calls_lost) {
             return self.reply_after(call, &command, Err(CommandFailure::Unreachable));
         }
-        if self.chance(troubles.replies_lost) {
+        if self.chance(fault_rates.replies_lost) {
             self.audit.replies_to_drop.insert(key);
             if self.random.chance(0.5) {
                 self.reply_after(call, &command, Err(CommandFailure::Unreachable));
@@ -40,7 +40,7 @@ impl SimulatedCluster {
             command.action,
             PairingAction::Engine { step: EngineStep::Launch | EngineStep::Create { .. }, .. }
         );
-        if starts && self.chance(troubles.starts_late) {
+        if starts && self.chance(fault_rates.starts_late) {
             // The caller gives up, but the command is executed all the same.
             self.audit.replies_to_drop.insert(key);
             self.reply_after(call, &command, Err(CommandFailure::Unreachable));
@@ -55,8 +55,8 @@ impl SimulatedCluster {
         let key = (command.epoch, command.serial);
         self.audit.in_flight.insert(key, command.clone());
         if let PairingAction::Engine { engine, .. } = &command.action
-            && let Some(place) = self.provider_of(&command, engine)
-            && let Some(provider) = self.providers.get(&place)
+            && let Some(provider_key) = self.provider_of(&command, engine)
+            && let Some(provider) = self.providers.get(&provider_key)
         {
             self.audit.target_containers.insert(key, (provider.uid.clone(), provider.restarts));
         }

@@ -63,16 +63,16 @@ const ALL_FAULTS: [ClusterFault; 18] = [
 impl SimulatedCluster {
     pub(super) fn random_fault(&mut self) {
         let Some(every) = self.scenario.fault_rates.mean_interval.filter(|_| !self.quiescing) else { return };
-        if let Some(trouble) = self.random.pick(&ALL_FAULTS).copied() {
-            self.inject_fault(trouble);
+        if let Some(fault) = self.random.pick(&ALL_FAULTS).copied() {
+            self.inject_fault(fault);
         }
         let after = Millis(self.random.exponential(every.0));
         self.schedule(after, ClusterEvent::RandomFault);
     }
 
-    pub(super) fn inject_fault(&mut self, trouble: ClusterFault) {
-        self.record_line(|| format!("! {trouble:?}"));
-        match trouble {
+    pub(super) fn inject_fault(&mut self, fault: ClusterFault) {
+        self.record_line(|| format!("! {fault:?}"));
+        match fault {
             ClusterFault::DeleteRequester => self.with_requester(|world, id| world.delete_requester(id)),
             ClusterFault::KillRequester => self.with_requester(|world, id| {
                 world.count("requesters killed");
@@ -169,12 +169,12 @@ impl SimulatedCluster {
             return;
         }
         self.count("launchers restarted");
-        let trouble = self.random.chance(0.5);
-        let after = if trouble { (1000, 20_000) } else { (50, 2000) };
+        let crashed = self.random.chance(0.5);
+        let after = if crashed { (1000, 20_000) } else { (50, 2000) };
         let Some(provider) = self.providers.get_mut(key) else { return };
         provider.restarts += 1;
         // In half of the restarts the container is slow: the kubelet backs off.
-        provider.phase = if trouble { ProviderPhase::Crashed } else { ProviderPhase::Running };
+        provider.phase = if crashed { ProviderPhase::Crashed } else { ProviderPhase::Running };
         provider.hung = false;
         let uid = provider.uid.clone();
         provider.last_stopped.clear();
@@ -215,7 +215,7 @@ impl SimulatedCluster {
         machine.exists = false;
         machine.cut_off = true;
         machine.allocated.clear();
-        self.vanished_processes.retain(|ghost| ghost.node != *node);
+        self.vanished_processes.retain(|vanished| vanished.node != *node);
         self.count("nodes lost");
         for (key, provider) in &mut self.providers {
             if key.0 == *node {
@@ -279,12 +279,12 @@ impl SimulatedCluster {
             self.scenario.owners.iter().map(|owner| owner.requested.fingerprint).collect();
         // Weighted towards `Outdated`: an obsolete template has no sleeper left that could be evicted before others.
         let outdated = [TemplateStatus::Outdated; 3];
-        let standings: Vec<_> =
+        let statuses: Vec<_> =
             outdated.into_iter().chain([TemplateStatus::Current, TemplateStatus::Obsolete]).collect();
-        let pair = (self.random.pick(&fingerprints).copied(), self.random.pick(&standings).copied());
-        if let (Some(fingerprint), Some(standing)) = pair {
-            self.template_statuses.insert(fingerprint, standing);
-            let event = PairingEvent::Template { fingerprint, status: standing };
+        let pair = (self.random.pick(&fingerprints).copied(), self.random.pick(&statuses).copied());
+        if let (Some(fingerprint), Some(status)) = pair {
+            self.template_statuses.insert(fingerprint, status);
+            let event = PairingEvent::Template { fingerprint, status };
             self.schedule(Millis(1), ClusterEvent::DeliverWatchEvent(self.epoch, event));
         }
     }

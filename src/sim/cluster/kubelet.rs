@@ -23,11 +23,11 @@ impl SimulatedCluster {
     /// Creates a requester if its owner wants one, has none that stays, and a node has room.
     pub(super) fn ensure_requester(&mut self, number: usize) {
         let Some(owner) = self.scenario.owners.get(number).cloned() else { return };
-        let there = self
+        let exists = self
             .requesters
             .values()
             .any(|r| r.owner == number && r.deleting_since.is_none() && !r.terminated);
-        if owner.wants_requester && !there && !self.create_requester(number) {
+        if owner.wants_requester && !exists && !self.create_requester(number) {
             self.schedule(Millis(700), ClusterEvent::EnsureRequester(number));
         }
     }
@@ -42,7 +42,8 @@ impl SimulatedCluster {
             });
             all.map(|(a, _)| a.clone()).collect::<Vec<AcceleratorId>>()
         };
-        let nodes = self.node_names().into_iter().filter(|n| owner.node.as_ref().is_none_or(|own| own == n));
+        let nodes =
+            self.node_names().into_iter().filter(|n| owner.node.as_ref().is_none_or(|node| node == n));
         let fitting: Vec<_> =
             nodes.map(|n| (free(&n), n)).filter(|(a, _)| a.len() >= owner.accelerator_count).collect();
         let Some((mut accelerators, node)) = self.random.pick(&fitting).cloned() else { return false };
@@ -255,7 +256,7 @@ impl SimulatedCluster {
     /// Removes an exited instance from its launcher.
     pub(super) fn remove_exited(&mut self, key: &ProviderKey, engine: &PairingEngineId) {
         let stopped = self.providers.get_mut(key).and_then(|provider| provider.exited.remove(engine));
-        stopped.into_iter().for_each(|life| self.emit_engine(key, engine, life, None));
+        stopped.into_iter().for_each(|generation| self.emit_engine(key, engine, generation, None));
     }
 
     /// Ends a process completely. A direct provider's Pod ends with it.
@@ -323,13 +324,13 @@ impl SimulatedCluster {
         let node = self
             .vanished_processes
             .iter()
-            .find(|ghost| ghost.number == number)
-            .map(|ghost| ghost.node.clone());
+            .find(|vanished| vanished.number == number)
+            .map(|vanished| vanished.node.clone());
         let silent = |node| self.nodes.get(node).is_some_and(|machine| machine.exists && machine.cut_off);
         if node.as_ref().is_some_and(silent) {
             return self.schedule(Millis::secs(3), ClusterEvent::VanishedProcessEnds(number));
         }
-        self.vanished_processes.retain(|ghost| ghost.number != number);
+        self.vanished_processes.retain(|vanished| vanished.number != number);
     }
 
     pub(super) fn collect_provider(&mut self, key: &ProviderKey) {

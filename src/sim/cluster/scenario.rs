@@ -144,7 +144,7 @@ impl ClusterScenario {
 
     /// One node without faults, on which only the scripted actions happen.
     #[must_use]
-    pub fn quiet(accelerators: u32, owners: Vec<SimulatedOwner>, deeds: Vec<TimedClusterAction>) -> Self {
+    pub fn quiet(accelerators: u32, owners: Vec<SimulatedOwner>, actions: Vec<TimedClusterAction>) -> Self {
         Self {
             seed: 0,
             settings: PairingSettings::default(),
@@ -169,7 +169,7 @@ impl ClusterScenario {
             sleep_time: (500, 1000),
             wake_time: (500, 1000),
             toggle_interval: None,
-            actions: deeds,
+            actions,
         }
     }
 
@@ -237,8 +237,8 @@ fn owner(
     accelerators: u32,
     random: &mut SplitMix64,
 ) -> SimulatedOwner {
-    let left = if random.chance(0.3) { 0 } else { 6 };
-    let awake = random.between(capacity / 3, capacity - left);
+    let remaining_slots = if random.chance(0.3) { 0 } else { 6 };
+    let awake = random.between(capacity / 3, capacity - remaining_slots);
     let levels =
         [SleepLevelPolicy::One, SleepLevelPolicy::Two, SleepLevelPolicy::Auto, SleepLevelPolicy::Never];
     let last = if random.chance(0.1) { 3 } else { 2 };
@@ -268,7 +268,7 @@ fn fault_rates(random: &mut SplitMix64) -> ClusterFaultRates {
         return ClusterFaultRates::default();
     }
     let mut some = |of: f64| if random.chance(0.35) { of } else { 0.0 };
-    let mut troubles = ClusterFaultRates {
+    let mut rates = ClusterFaultRates {
         mean_interval: None,
         calls_lost: some(0.08),
         replies_lost: some(0.05),
@@ -281,8 +281,8 @@ fn fault_rates(random: &mut SplitMix64) -> ClusterFaultRates {
         oversized_residue: some(0.3),
         ..ClusterFaultRates::default()
     };
-    troubles.mean_interval = random.chance(0.85).then(|| Millis::secs(random.between(3, 40)));
-    troubles
+    rates.mean_interval = random.chance(0.85).then(|| Millis::secs(random.between(3, 40)));
+    rates
 }
 
 impl SimulatedCluster {
@@ -302,8 +302,8 @@ impl SimulatedCluster {
         if let Some(every) = self.scenario.fault_rates.mean_interval {
             self.schedule(every, ClusterEvent::RandomFault);
         }
-        for deed in self.scenario.actions.clone() {
-            self.schedule(deed.after, ClusterEvent::Action(deed));
+        for action in self.scenario.actions.clone() {
+            self.schedule(action.after, ClusterEvent::Action(action));
         }
     }
 

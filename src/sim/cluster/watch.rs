@@ -34,7 +34,7 @@ impl SimulatedCluster {
         if self.watch.broken {
             return;
         }
-        let late = if self.quiescing { (1, 20) } else { self.scenario.watch_delay };
+        let delay = if self.quiescing { (1, 20) } else { self.scenario.watch_delay };
         let kind = watch_kind(&event);
         // A leader event follows all earlier deliveries, and every event follows the last leader event.
         let barrier = kind == WatchKind::Leader;
@@ -44,7 +44,7 @@ impl SimulatedCluster {
             .iter()
             .filter(|(of, _)| barrier || matches!(**of, WatchKind::Leader) || **of == kind);
         let at =
-            before.map(|(_, at)| *at).max().unwrap_or_default().max(self.now + self.random_duration(late));
+            before.map(|(_, at)| *at).max().unwrap_or_default().max(self.now + self.random_duration(delay));
         self.watch.last_delivery.insert(kind, at);
         self.event_queue.schedule(at, ClusterEvent::DeliverWatchEvent(self.epoch, event));
     }
@@ -61,12 +61,12 @@ impl SimulatedCluster {
 
     pub(super) fn emit_requester(&mut self, id: &RequesterId) {
         let Some(requester) = self.requesters.get(id) else { return };
-        let (node, mut seen) = (requester.node.clone(), requester.observed());
-        seen.requested.build = seen.requested.build.map(|build| self.current_build(build));
+        let (node, mut observed) = (requester.node.clone(), requester.observed());
+        observed.requested.build = observed.requested.build.map(|build| self.current_build(build));
         if !self.watch.broken {
             self.watch.requesters.insert((node.clone(), id.clone()));
         }
-        self.emit(PairingEvent::RequesterObserved { node, requester: id.clone(), observed: seen });
+        self.emit(PairingEvent::RequesterObserved { node, requester: id.clone(), observed });
     }
 
     pub(super) fn emit_requester_gone(&mut self, node: NodeName, id: RequesterId) {
@@ -83,15 +83,11 @@ impl SimulatedCluster {
 
     pub(super) fn emit_provider(&mut self, key: &ProviderKey) {
         let Some(provider) = self.providers.get(key) else { return };
-        let seen = provider.observed();
+        let observed = provider.observed();
         if !self.watch.broken {
-            self.watch.providers.insert((key.clone(), seen.uid.clone()));
+            self.watch.providers.insert((key.clone(), observed.uid.clone()));
         }
-        self.emit(PairingEvent::ProviderObserved {
-            node: key.0.clone(),
-            provider: key.1.clone(),
-            observed: seen,
-        });
+        self.emit(PairingEvent::ProviderObserved { node: key.0.clone(), provider: key.1.clone(), observed });
     }
 
     pub(super) fn emit_provider_gone(&mut self, key: &ProviderKey, uid: Uid) {
@@ -111,8 +107,8 @@ impl SimulatedCluster {
     /// Whether the present leader has observed this Pod, and so will learn that it vanished.
     pub(super) fn is_observed(&self, key: &ProviderKey, uid: &Uid) -> bool {
         let node = self.pairing.node(&key.0).filter(|_| !self.watch.has_no_leader);
-        let known = node.and_then(|node| node.providers.get(&key.1));
-        known.is_some_and(|provider| provider.uid.as_ref() == Some(uid))
+        let provider = node.and_then(|node| node.providers.get(&key.1));
+        provider.is_some_and(|provider| provider.uid.as_ref() == Some(uid))
     }
 
     /// Updates the Node object, and emits whether its kubelet reports.
@@ -149,14 +145,14 @@ impl SimulatedCluster {
         key: &ProviderKey,
         engine: &PairingEngineId,
         generation: Generation,
-        lives: Option<bool>,
+        answers: Option<bool>,
     ) {
         if !key.1.is_launcher() {
             return;
         }
         let entry = (key.clone(), engine.clone(), generation);
         let (node, engine) = (key.0.clone(), engine.clone());
-        if let Some(answers) = lives {
+        if let Some(answers) = answers {
             if !self.watch.broken {
                 self.watch.engines.insert(entry);
             }
@@ -206,8 +202,8 @@ impl SimulatedCluster {
         for (key, engine, generation) in self.watch.engines.clone() {
             // If the launcher no longer exists, no watch reports the end of its engines.
             let Some(provider) = self.providers.get(&key) else { continue };
-            let life = provider.processes.get(&engine).map(|process| process.generation);
-            if life.or_else(|| provider.exited.get(&engine).copied()) != Some(generation) {
+            let running_generation = provider.processes.get(&engine).map(|process| process.generation);
+            if running_generation.or_else(|| provider.exited.get(&engine).copied()) != Some(generation) {
                 self.emit_engine(&key, &engine, generation, None);
             }
         }
@@ -229,7 +225,8 @@ impl SimulatedCluster {
                     .iter()
                     .filter(|(_, p)| p.phase != super::pods::PodProcessPhase::Loading);
                 let loaded = loaded.map(|(engine, process)| (engine.clone(), process.generation, true));
-                let stopped = provider.exited.iter().map(|(engine, life)| (engine.clone(), *life, false));
+                let stopped =
+                    provider.exited.iter().map(|(engine, generation)| (engine.clone(), *generation, false));
                 loaded.chain(stopped).collect::<Vec<_>>()
             });
             for (engine, generation, answers) in answering.unwrap_or_default() {
@@ -287,8 +284,8 @@ impl SimulatedCluster {
         };
         self.audit.reset_for_leader(self.now);
         self.emit(PairingEvent::LeadershipGained { epoch: self.epoch });
-        for (fingerprint, standing) in self.template_statuses.clone() {
-            self.emit(PairingEvent::Template { fingerprint, status: standing });
+        for (fingerprint, status) in self.template_statuses.clone() {
+            self.emit(PairingEvent::Template { fingerprint, status });
         }
         self.emit_all();
         self.emit(PairingEvent::Listed);

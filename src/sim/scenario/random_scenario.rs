@@ -24,7 +24,7 @@ impl Scenario {
         let mut configuration = configuration(&mut random);
         let faults = fault_rates(&mut random);
         let sources = configuration.models.iter().flat_map(|spec| sources(&spec.name, &mut random)).collect();
-        let nature = hardware_profile(&mut random, &faults);
+        let hardware = hardware_profile(&mut random, &faults);
         let gated = random.chance(0.25).then(|| Millis::secs(random.between(5, 40)));
         if random.chance(0.25) {
             configuration.models.iter_mut().for_each(|spec| randomize_policy(spec, &mut random));
@@ -44,7 +44,7 @@ impl Scenario {
             name: format!("seed {seed}"),
             seed,
             start: Tick(1_000_000_000),
-            hardware: nature,
+            hardware,
             configuration,
             fault_rates: FaultRates { stub_gate_closes: gated, sleep_denied, ..faults },
             sources,
@@ -170,8 +170,8 @@ fn add_dependencies(models: &mut [ModelSpec], names: &[ModelName], random: &mut 
     let forwards = random.chance(0.5);
     for (at, spec) in models.iter_mut().enumerate() {
         let (before, after) = names.split_at(at);
-        let others = if forwards { before } else { after.get(1..).unwrap_or_default() };
-        for name in others {
+        let candidates = if forwards { before } else { after.get(1..).unwrap_or_default() };
+        for name in candidates {
             if random.chance(0.4) {
                 spec.dependencies.push(name.clone());
             }
@@ -194,8 +194,8 @@ fn add_pool(configuration: &mut FleetConfig, random: &mut SplitMix64) {
     });
     for spec in &mut configuration.models {
         if random.chance(0.7) {
-            let most = if random.chance(0.3) { units } else { 1 };
-            let count = random.between(1, most) as u32;
+            let max_units = if random.chance(0.3) { units } else { 1 };
+            let count = random.between(1, max_units) as u32;
             spec.accelerators = AcceleratorRequirement::InPool { pool: pool.clone(), count };
         } else if random.chance(0.2) {
             spec.accelerators = AcceleratorRequirement::Count(0);
@@ -214,7 +214,7 @@ fn accelerator_requirement(accelerators: &[Accelerator], random: &mut SplitMix64
 }
 
 fn sources(model: &ModelName, random: &mut SplitMix64) -> Vec<RequestSource> {
-    let habits = ClientBehaviour {
+    let behaviour = ClientBehaviour {
         stream_share: random.fraction(),
         exchange: (Millis(20), Millis(random.between(50, 6000))),
         long_share: if random.chance(0.3) { 0.05 } else { 0.0 },
@@ -238,7 +238,7 @@ fn sources(model: &ModelName, random: &mut SplitMix64) -> Vec<RequestSource> {
     let source = RequestSource {
         model: model.clone(),
         pattern,
-        behaviour: habits,
+        behaviour,
         offset: Millis(random.between(0, every.0)),
     };
     // A model without requests still competes with the others.

@@ -46,11 +46,11 @@ pub(crate) enum Error {
     Lost,
 }
 
-fn known_text(known: &[String]) -> String {
-    if known.is_empty() {
+fn known_text(uuids: &[String]) -> String {
+    if uuids.is_empty() {
         "the node has none".to_owned()
     } else {
-        format!("the node has {}", known.join(", "))
+        format!("the node has {}", uuids.join(", "))
     }
 }
 
@@ -79,10 +79,10 @@ impl NodeAccelerators {
     /// Uses a fixed list.
     pub(crate) fn from_entries(listed: Vec<AcceleratorEntry>) -> Self {
         let (_, answer) = watch::channel(Some(Ok(Arc::new(device_names(listed)))));
-        let known = Self::from_driver(Arc::new(Nvml::default()));
+        let without_listing = Self::from_driver(Arc::new(Nvml::default()));
         Self {
             listing: Mutex::new(Some(AcceleratorListing { result_rx: answer, deadline: Instant::now() })),
-            ..known
+            ..without_listing
         }
     }
 
@@ -95,23 +95,26 @@ impl NodeAccelerators {
 
     /// Returns the value for `CUDA_VISIBLE_DEVICES`, in the order of `uuids`.
     pub(crate) async fn visible_devices(&self, uuids: &[String]) -> Result<String, Error> {
-        let words = match self.device_names().await {
+        let device_names = match self.device_names().await {
             // Without a driver the node has no accelerators, so the error reports an unknown UUID and an empty list.
             Err(Error::Driver(error)) if matches!(*error, nvml::Error::NoDriver(_)) => Arc::default(),
             other => other?,
         };
-        let word = |uuid: &String| {
-            let known = || words.keys().cloned().collect();
-            words.get(uuid).cloned().ok_or_else(|| Error::Unknown { uuid: uuid.clone(), known: known() })
+        let visible_name = |uuid: &String| {
+            let known_uuids = || device_names.keys().cloned().collect();
+            device_names
+                .get(uuid)
+                .cloned()
+                .ok_or_else(|| Error::Unknown { uuid: uuid.clone(), known: known_uuids() })
         };
-        Ok(uuids.iter().map(word).collect::<Result<Vec<_>, _>>()?.join(","))
+        Ok(uuids.iter().map(visible_name).collect::<Result<Vec<_>, _>>()?.join(","))
     }
 
     async fn device_names(&self) -> Result<Arc<CudaDeviceNames>, Error> {
         let AcceleratorListing { result_rx: mut answer, deadline: by } = self.listing();
         let answer = timeout_at(by, answer.wait_for(Option::is_some)).await;
         match answer.map_err(|_| Error::Hung(self.timeout))?.as_deref() {
-            Ok(Some(Ok(words))) => Ok(Arc::clone(words)),
+            Ok(Some(Ok(device_names))) => Ok(Arc::clone(device_names)),
             Ok(Some(Err(error))) => Err(Error::Driver(Arc::clone(error))),
             Ok(None) | Err(_) => Err(Error::Lost),
         }
@@ -132,28 +135,28 @@ impl NodeAccelerators {
     }
 
     fn start_listing(&self) -> AcceleratorListing {
-        let (tell, answer) = watch::channel(None);
+        let (result_tx, result_rx) = watch::channel(None);
         let driver = Arc::clone(&self.driver);
-        let asking = std::thread::Builder::new().name("accelerators".to_owned()).spawn(move || {
+        let thread = std::thread::Builder::new().name("accelerators".to_owned()).spawn(move || {
             let answer = driver.list().map(|listed| Arc::new(device_names(listed)));
             if let Err(error) = &answer {
                 tracing::warn!(%error, "listing the accelerators failed");
             }
-            tell.send_replace(Some(answer.map_err(Arc::new)));
+            result_tx.send_replace(Some(answer.map_err(Arc::new)));
         });
-        if let Err(error) = asking {
+        if let Err(error) = thread {
             tracing::error!(%error, "cannot start the thread that lists the accelerators");
         }
-        AcceleratorListing { result_rx: answer, deadline: Instant::now() + self.timeout }
+        AcceleratorListing { result_rx, deadline: Instant::now() + self.timeout }
     }
 }
 
 fn device_names(listed: Vec<AcceleratorEntry>) -> CudaDeviceNames {
-    let word = |AcceleratorEntry { id, index }: AcceleratorEntry| {
+    let name_of = |AcceleratorEntry { id, index }: AcceleratorEntry| {
         let uuid = id.as_str().to_owned();
         (uuid.clone(), index.map_or(uuid, |index| index.to_string()))
     };
-    listed.into_iter().map(word).collect()
+    listed.into_iter().map(name_of).collect()
 }
 
 /// The source of the accelerator list.

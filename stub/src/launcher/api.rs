@@ -55,7 +55,7 @@ pub(crate) fn router(launcher: Arc<Launcher>, tokens: Arc<[BearerToken]>) -> Rou
         })
         .layer(middleware::from_fn(move |request: Request, next: Next| async move {
             match browser_guard::refusal_reason(request.headers(), demands) {
-                Some(why) => detail_response(StatusCode::FORBIDDEN, why),
+                Some(reason) => detail_response(StatusCode::FORBIDDEN, reason),
                 None => next.run(request).await,
             }
         }))
@@ -137,11 +137,11 @@ async fn delete(
     State(launcher): State<Arc<Launcher>>,
     Path(id): Path<String>,
     headers: HeaderMap,
-    Query(words): QueryParams,
+    Query(query): QueryParams,
 ) -> LauncherResponse {
     launcher.fence.check_headers(&headers)?;
-    if let Some(life) = parse_number(&words, "generation")? {
-        launcher.fence.mark_ended(&id, life);
+    if let Some(generation) = parse_number(&query, "generation")? {
+        launcher.fence.mark_ended(&id, generation);
     }
     let last = launcher.registry.stop_handle(&id)?.stop().await.map_err(LauncherRejection::Failed)?;
     Ok(json_text(StatusCode::OK, last))
@@ -195,33 +195,33 @@ fn out_of_range(out: log::LogOutOfRange) -> Response {
 
 async fn watch(
     State(launcher): State<Arc<Launcher>>,
-    gone: Option<Extension<PeerDisconnect>>,
-    Query(words): QueryParams,
+    disconnect: Option<Extension<PeerDisconnect>>,
+    Query(query): QueryParams,
 ) -> LauncherResponse {
-    let updates = parse_flag(&words, "ready", false)?;
+    let updates = parse_flag(&query, "ready", false)?;
     let registry = &launcher.registry;
-    let (first, seen) = match parse_number(&words, "since")? {
+    let (first, last_seen) = match parse_number(&query, "since")? {
         None => registry.snapshot(),
         Some(since) => {
             let oldest = registry.last_dropped();
-            let seen = u64::try_from(since).ok().filter(|&since| since >= oldest);
-            (Bytes::new(), seen.ok_or(LauncherRejection::RevisionTooOld { since, oldest })?)
+            let last_seen = u64::try_from(since).ok().filter(|&since| since >= oldest);
+            (Bytes::new(), last_seen.ok_or(LauncherRejection::RevisionTooOld { since, oldest })?)
         }
     };
     let headers = [
         (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
         (header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson")),
     ];
-    let gone = gone.map(|Extension(gone)| gone);
-    let body = body::watch_body(Arc::clone(registry), first, (seen, updates), gone);
+    let disconnect = disconnect.map(|Extension(disconnect)| disconnect);
+    let body = body::watch_body(Arc::clone(registry), first, (last_seen, updates), disconnect);
     Ok((headers, Body::new(body)).into_response())
 }
 
 fn parse_number<T: FromStr>(
-    words: &BTreeMap<String, String>,
+    query: &BTreeMap<String, String>,
     name: &str,
 ) -> Result<Option<T>, LauncherRejection> {
-    let Some(text) = words.get(name) else {
+    let Some(text) = query.get(name) else {
         return Ok(None);
     };
     let msg = "Input should be a valid integer";
@@ -231,11 +231,11 @@ fn parse_number<T: FromStr>(
 
 /// Parses a boolean like the public launcher.
 fn parse_flag(
-    words: &BTreeMap<String, String>,
+    query: &BTreeMap<String, String>,
     name: &str,
     default: bool,
 ) -> Result<bool, LauncherRejection> {
-    let Some(text) = words.get(name) else {
+    let Some(text) = query.get(name) else {
         return Ok(default);
     };
     match text.to_ascii_lowercase().as_str() {

@@ -82,21 +82,21 @@ async fn send_log(part: LogPart, sender: Sender<io::Result<Bytes>>) {
     }
 }
 
-/// Streams `first`, then the events after `seen` as they happen. The stream ends when the watcher falls too far behind
+/// Streams `first`, then the events after `last_seen` as they happen. The stream ends when the watcher falls too far behind
 /// or the launcher ends.
 pub(crate) fn watch_body(
     registry: Arc<InstanceRegistry>,
     first: Bytes,
-    (seen, updates): (EventRevision, bool),
-    gone: Option<PeerDisconnect>,
+    (last_seen, updates): (EventRevision, bool),
+    disconnect: Option<PeerDisconnect>,
 ) -> ChannelBody {
     let (sender, pieces) = mpsc::channel(1);
     task::spawn(async move {
         if first.is_empty() || sender.send(Ok(first)).await.is_ok() {
-            let sending = send_events(&registry, &sender, seen, updates);
-            match gone {
+            let sending = send_events(&registry, &sender, last_seen, updates);
+            match disconnect {
                 None => sending.await,
-                Some(gone) => tokio::select! { () = sending => {}, () = gone.wait() => {} },
+                Some(disconnect) => tokio::select! { () = sending => {}, () = disconnect.wait() => {} },
             }
         }
     });
@@ -106,20 +106,20 @@ pub(crate) fn watch_body(
 async fn send_events(
     registry: &InstanceRegistry,
     sender: &Sender<io::Result<Bytes>>,
-    mut seen: EventRevision,
+    mut last_seen: EventRevision,
     updates: bool,
 ) {
-    let mut news = registry.subscribe();
+    let mut revisions = registry.subscribe();
     loop {
-        news.mark_unchanged();
-        match registry.events_after(seen, updates) {
+        revisions.mark_unchanged();
+        match registry.events_after(last_seen, updates) {
             WatchStep::End => return,
             WatchStep::Wait => tokio::select! {
                 () = sender.closed() => return,
-                _ = news.changed() => {}
+                _ = revisions.changed() => {}
             },
             WatchStep::Lines(lines, revision) => {
-                seen = revision;
+                last_seen = revision;
                 if !lines.is_empty() && sender.send(Ok(lines)).await.is_err() {
                     return;
                 }

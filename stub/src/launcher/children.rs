@@ -41,14 +41,14 @@ impl ChildProcesses {
     /// Blocks until the processes have died.
     pub(crate) fn kill_leftovers(&self) {
         loop {
-            let mut left = table::children();
-            left.retain(|pid| !self.preexisting.contains(pid));
-            if left.is_empty() {
+            let mut leftovers = table::children();
+            leftovers.retain(|pid| !self.preexisting.contains(pid));
+            if leftovers.is_empty() {
                 return;
             }
-            for pid in left.into_iter().map(Pid::from_raw) {
-                let ended = kill(pid, Number::SIGKILL).and_then(|()| waitpid(pid, None));
-                tracing::warn!(%pid, result = ?ended, "sent SIGKILL to a process that an engine left behind");
+            for pid in leftovers.into_iter().map(Pid::from_raw) {
+                let killed = kill(pid, Number::SIGKILL).and_then(|()| waitpid(pid, None));
+                tracing::warn!(%pid, result = ?killed, "sent SIGKILL to a process that an engine left behind");
             }
         }
     }

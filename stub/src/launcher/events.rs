@@ -92,21 +92,21 @@ impl InstanceEventLog {
         self.last_dropped
     }
 
-    /// Returns the lines of all events after `seen`, with the last event's revision. `None` if there is none.
+    /// Returns the lines of all events after `last_seen`, with the last event's revision. `None` if there is none.
     ///
     /// # Errors
     /// Some of these events were dropped.
     pub(crate) fn events_after(
         &self,
-        seen: EventRevision,
+        last_seen: EventRevision,
         updates: bool,
     ) -> Result<Option<(Bytes, EventRevision)>, EventsMissed> {
-        if seen < self.last_dropped {
+        if last_seen < self.last_dropped {
             return Err(EventsMissed);
         }
         let mut lines = BytesMut::new();
         let mut last = None;
-        for event in self.events.iter().skip_while(|event| event.revision <= seen) {
+        for event in self.events.iter().skip_while(|event| event.revision <= last_seen) {
             if updates || event.updated_instance.is_none() {
                 lines.extend_from_slice(&event.line);
             }
@@ -126,8 +126,8 @@ mod tests {
 
     use super::*;
 
-    fn text(events: &InstanceEventLog, seen: EventRevision, updates: bool) -> String {
-        let lines = events.events_after(seen, updates).unwrap();
+    fn text(events: &InstanceEventLog, last_seen: EventRevision, updates: bool) -> String {
+        let lines = events.events_after(last_seen, updates).unwrap();
         lines.map(|(lines, _)| String::from_utf8(lines.to_vec()).unwrap()).unwrap_or_default()
     }
 

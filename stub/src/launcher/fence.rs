@@ -32,38 +32,38 @@ impl LauncherFence {
             return Ok(());
         };
         let text = String::from_utf8_lossy(value.as_bytes());
-        let told: Epoch = text.parse().map_err(|_| {
+        let epoch: Epoch = text.parse().map_err(|_| {
             let msg = "Input should be a valid integer";
             ValidationProblem::new("int_parsing", &["header", EPOCH_HEADER], msg, text.clone().into())
         })?;
-        self.accept_epoch(told)
+        self.accept_epoch(epoch)
     }
 
     /// Accepts an epoch; lower epochs are refused from then on.
-    pub(crate) fn accept_epoch(&self, told: Epoch) -> Result<(), LauncherRejection> {
+    pub(crate) fn accept_epoch(&self, epoch: Epoch) -> Result<(), LauncherRejection> {
         let mut newest = self.newest_epoch.lock().unwrap_or_else(PoisonError::into_inner);
-        if told < *newest {
-            return Err(LauncherRejection::Fenced { told, newest: *newest });
+        if epoch < *newest {
+            return Err(LauncherRejection::Fenced { epoch, newest: *newest });
         }
-        check_plausible(told, *newest)
+        check_plausible(epoch, *newest)
             .map_err(|far| LauncherRejection::Status(StatusCode::BAD_REQUEST, far.to_string()))?;
-        *newest = told;
+        *newest = epoch;
         Ok(())
     }
 
     /// Refuses starts of this and all earlier generations of the instance from then on.
-    pub(crate) fn mark_ended(&self, id: &str, life: u64) {
-        let mut ended = self.last_ended.lock().unwrap_or_else(PoisonError::into_inner);
-        let last = ended.entry(id.to_owned()).or_default();
-        *last = life.max(*last);
+    pub(crate) fn mark_ended(&self, id: &str, generation: u64) {
+        let mut last_ended = self.last_ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = last_ended.entry(id.to_owned()).or_default();
+        *last = generation.max(*last);
     }
 
     /// Checks whether this generation may start. A request without a generation always may.
-    pub(crate) fn may_start(&self, id: &str, life: Option<u64>) -> Result<(), LauncherRejection> {
-        let ended = self.last_ended.lock().unwrap_or_else(PoisonError::into_inner).get(id).copied();
-        match (life, ended) {
-            (Some(life), Some(ended)) if life <= ended => {
-                Err(LauncherRejection::Ended { id: id.to_owned(), life })
+    pub(crate) fn may_start(&self, id: &str, generation: Option<u64>) -> Result<(), LauncherRejection> {
+        let last_ended = self.last_ended.lock().unwrap_or_else(PoisonError::into_inner).get(id).copied();
+        match (generation, last_ended) {
+            (Some(generation), Some(last_ended)) if generation <= last_ended => {
+                Err(LauncherRejection::Ended { id: id.to_owned(), generation })
             }
             _ => Ok(()),
         }
@@ -95,13 +95,13 @@ mod tests {
         assert_eq!(fence.may_start("one", Some(7)), Ok(()));
         fence.mark_ended("one", 7);
         fence.mark_ended("one", 5);
-        for life in [5, 7] {
+        for generation in [5, 7] {
             assert_eq!(
-                fence.may_start("one", Some(life)),
-                Err(LauncherRejection::Ended { id: "one".to_owned(), life })
+                fence.may_start("one", Some(generation)),
+                Err(LauncherRejection::Ended { id: "one".to_owned(), generation })
             );
         }
-        assert_eq!(fence.may_start("one", Some(8)), Ok(()), "the next life");
+        assert_eq!(fence.may_start("one", Some(8)), Ok(()), "the next generation");
         assert_eq!(fence.may_start("two", Some(7)), Ok(()));
         assert_eq!(fence.may_start("one", None), Ok(()), "of the public controller");
     }
@@ -117,9 +117,9 @@ mod tests {
         assert_eq!(fence.check_headers(&HeaderMap::new()), Ok(()));
         assert_eq!(pass("3"), Ok(()));
         assert_eq!(pass("3"), Ok(()));
-        assert_eq!(pass("2"), Err(LauncherRejection::Fenced { told: 2, newest: 3 }));
+        assert_eq!(pass("2"), Err(LauncherRejection::Fenced { epoch: 2, newest: 3 }));
         assert_eq!(pass("4"), Ok(()));
-        assert_eq!(pass("3"), Err(LauncherRejection::Fenced { told: 3, newest: 4 }));
+        assert_eq!(pass("3"), Err(LauncherRejection::Fenced { epoch: 3, newest: 4 }));
         assert!(matches!(pass("four"), Err(LauncherRejection::Invalid(_))));
         assert!(matches!(
             pass("18446744073709551615"),

@@ -98,14 +98,14 @@ impl InstanceLog {
     pub(crate) fn part(self: &Arc<Self>, range: Option<LogRange>) -> Result<LogPart, Error> {
         let head = self.head();
         let total = head.file_base + self.file.metadata()?.len();
-        let gone = LogOutOfRange { total, first: head.first_kept };
+        let out_of_range = LogOutOfRange { total, first: head.first_kept };
         let start = range.map_or(0, |range| range.start).max(head.first_kept);
-        let last = total.checked_sub(1).ok_or(gone)?;
-        let asked =
+        let last = total.checked_sub(1).ok_or(out_of_range)?;
+        let requested_end =
             range.and_then(|range| range.end).unwrap_or_else(|| start.saturating_add(MAX_PART_BYTES - 1));
-        let end = asked.min(last);
+        let end = requested_end.min(last);
         if start > end {
-            return Err(gone.into());
+            return Err(out_of_range.into());
         }
         Ok(LogPart { start, end, total, log: Arc::clone(self) })
     }
@@ -179,13 +179,13 @@ impl LogPart {
     pub(crate) fn read(&self, at: u64, buffer: &mut [u8]) -> io::Result<usize> {
         let head = self.log.head();
         if at < head.first_kept {
-            let why =
+            let message =
                 format!("the log was trimmed up to byte {} during a read at byte {at}", head.first_kept);
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, why));
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, message));
         }
-        let left = usize::try_from((self.end + 1).saturating_sub(at)).unwrap_or(usize::MAX);
-        let most = left.min(buffer.len());
-        let buffer = buffer.get_mut(..most).unwrap_or_default();
+        let remaining = usize::try_from((self.end + 1).saturating_sub(at)).unwrap_or(usize::MAX);
+        let max_length = remaining.min(buffer.len());
+        let buffer = buffer.get_mut(..max_length).unwrap_or_default();
         self.log.file.read_at(buffer, at - head.file_base)
     }
 }

@@ -32,22 +32,22 @@ pub(crate) struct ReadinessProbe {
 }
 
 impl ReadinessProbe {
-    /// `words` is the engine's command line. `group` and `mark` identify its processes.
-    pub(crate) fn new(words: &[String], group: i32, mark: String) -> Self {
+    /// `command_line` is the engine's command line. `group` and `mark` identify its processes.
+    pub(crate) fn new(command_line: &[String], group: i32, mark: String) -> Self {
         // A custom profile, since the command may be a program other than vLLM, and some have no health route.
-        let manner = EngineProfile {
+        let profile = EngineProfile {
             kind: EngineKind::Custom,
             sleep: SleepApi::Vllm,
             served_name: String::new(),
             task: ProbeTask::None,
             api_key: None,
         };
-        let address = address(words);
-        Self { adapter: Adapter::new(manner, address), port: address.port(), group, mark }
+        let address = address(command_line);
+        Self { adapter: Adapter::new(profile, address), port: address.port(), group, mark }
     }
 
     /// Probes forever and reports each change.
-    pub(crate) async fn watch(&self, tell: impl Fn(bool)) -> Infallible {
+    pub(crate) async fn watch(&self, on_change: impl Fn(bool)) -> Infallible {
         let (mut ready, mut silent, mut gap) = (false, 0_u32, MIN_PROBE_INTERVAL);
         loop {
             let health = self.adapter.health(PROBE_TIMEOUT).await;
@@ -62,7 +62,7 @@ impl ReadinessProbe {
                 EngineHealth::Unreachable => ready && silent < MAX_SILENT_PROBES,
             };
             if now != ready {
-                tell(now);
+                on_change(now);
                 gap = MIN_PROBE_INTERVAL;
             }
             ready = now;
@@ -80,18 +80,19 @@ impl ReadinessProbe {
     /// accepted.
     async fn is_own_listener(&self) -> bool {
         let (port, group, mark) = (self.port, self.group, self.mark.clone());
-        let own = task::spawn_blocking(move || {
+        let owned = task::spawn_blocking(move || {
             let all = table::listeners(port);
             all.is_empty() || !table::owned_by(&all, &table::members(Some(group), &mark)).is_empty()
         });
-        own.await.unwrap_or(false)
+        owned.await.unwrap_or(false)
     }
 }
 
 /// The address at which the launcher reaches the engine.
-fn address(words: &[String]) -> SocketAddr {
-    let port = flag_value(words, "--port").and_then(|port| port.parse().ok()).unwrap_or(DEFAULT_ENGINE_PORT);
-    let host = flag_value(words, "--host").and_then(|host| host.parse().ok());
+fn address(command_line: &[String]) -> SocketAddr {
+    let port =
+        flag_value(command_line, "--port").and_then(|port| port.parse().ok()).unwrap_or(DEFAULT_ENGINE_PORT);
+    let host = flag_value(command_line, "--host").and_then(|host| host.parse().ok());
     let host = match host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)) {
         IpAddr::V4(host) if host.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(host) if host.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
@@ -101,12 +102,12 @@ fn address(words: &[String]) -> SocketAddr {
 }
 
 /// Returns the value of `--name VALUE` or `--name=VALUE`; the last occurrence wins.
-fn flag_value<'a>(words: &'a [String], name: &str) -> Option<&'a str> {
+fn flag_value<'a>(command_line: &'a [String], name: &str) -> Option<&'a str> {
     let value = |(at, word): (usize, &'a String)| match word.strip_prefix(name)? {
-        "" => words.get(at + 1).map(String::as_str),
+        "" => command_line.get(at + 1).map(String::as_str),
         rest => rest.strip_prefix('='),
     };
-    words.iter().enumerate().rev().find_map(value)
+    command_line.iter().enumerate().rev().find_map(value)
 }
 
 #[cfg(test)]

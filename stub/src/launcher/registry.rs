@@ -272,10 +272,10 @@ impl InstanceRegistry {
         self.state().events.last_dropped()
     }
 
-    /// Returns the events after `seen`.
-    pub(crate) fn events_after(&self, seen: EventRevision, updates: bool) -> WatchStep {
+    /// Returns the events after `last_seen`.
+    pub(crate) fn events_after(&self, last_seen: EventRevision, updates: bool) -> WatchStep {
         let inner = self.state();
-        match inner.events.events_after(seen, updates) {
+        match inner.events.events_after(last_seen, updates) {
             Ok(Some((lines, revision))) => WatchStep::Lines(lines, revision),
             Ok(None) if !inner.finished => WatchStep::Wait,
             Ok(None) | Err(EventsMissed) => WatchStep::End,

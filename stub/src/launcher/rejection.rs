@@ -22,10 +22,10 @@ pub(crate) enum LauncherRejection {
     /// A missing or unacceptable input, with the status that clients expect.
     #[error("{1}")]
     Status(StatusCode, String),
-    #[error("epoch {told} is stale: the launcher has accepted epoch {newest} of another leader")]
-    Fenced { told: u64, newest: u64 },
-    #[error("generation {life} of instance {id} has already ended and cannot start again")]
-    Ended { id: String, life: u64 },
+    #[error("epoch {epoch} is stale: the launcher has accepted epoch {newest} of another leader")]
+    Fenced { epoch: u64, newest: u64 },
+    #[error("generation {generation} of instance {id} has already ended and cannot start again")]
+    Ended { id: String, generation: u64 },
     #[error(
         "revision {since} is no longer kept, the oldest is {oldest}: list the instances, and watch from there"
     )]

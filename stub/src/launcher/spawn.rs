@@ -60,11 +60,11 @@ impl SpawnPlan {
     }
 
     fn command(&self, spec: &InstanceSpec, output: File, errors: File) -> Command {
-        let mut words = self.command_line.iter();
-        let mut command = Command::new(words.next().map_or("", String::as_str));
+        let mut args = self.command_line.iter();
+        let mut command = Command::new(args.next().map_or("", String::as_str));
         // Keep our own secrets and settings from the engine.
-        let ours = std::env::vars_os().map(|(name, _)| name);
-        for name in ours.filter(|name| name.as_encoded_bytes().starts_with(b"ROUSE_")) {
+        let own_names = std::env::vars_os().map(|(name, _)| name);
+        for name in own_names.filter(|name| name.as_encoded_bytes().starts_with(b"ROUSE_")) {
             command.env_remove(name);
         }
         // The driver's order, which the indices refer to. CUDA's default is fastest first.
@@ -77,7 +77,7 @@ impl SpawnPlan {
             command.envs([order]);
         }
         command
-            .args(words)
+            .args(args)
             .env(ENGINE_MARK_ENV, &self.mark)
             .process_group(0)
             .stdin(Stdio::null())

@@ -53,8 +53,8 @@ pub(crate) struct StopReceiver {
 /// Creates both ends of a stop channel.
 pub(crate) fn stop_channel() -> (StopHandle, StopReceiver) {
     let stop = Arc::new(Notify::new());
-    let (outcome, heard) = watch::channel(None);
-    (StopHandle { stop: Arc::clone(&stop), outcome: heard }, StopReceiver { stop, outcome })
+    let (outcome, outcome_rx) = watch::channel(None);
+    (StopHandle { stop: Arc::clone(&stop), outcome: outcome_rx }, StopReceiver { stop, outcome })
 }
 
 impl StopHandle {
@@ -77,7 +77,7 @@ impl EngineSupervisor {
             () = self.stop_receiver.stop.notified() => false,
             never = self.watch_engine() => match never {},
         };
-        let Self { id, process, log, grace, registry, children: family, stop_receiver: orders, .. } = self;
+        let Self { id, process, log, grace, registry, children, stop_receiver, .. } = self;
         if by_itself {
             let code = exit_code(process.pid());
             tracing::warn!(instance = id, code, "engine exited without a stop order");
@@ -91,15 +91,15 @@ impl EngineSupervisor {
             }
         }
         // Also kills the remaining processes of the group, such as workers.
-        let mut end = task::spawn(reap(process, family));
+        let mut end = task::spawn(reap(process, children));
         if by_itself {
-            orders.stop.notified().await;
+            stop_receiver.stop.notified().await;
         }
         if timeout(KILL_TIMEOUT, &mut end).await.is_err() {
             let problem =
                 format!("instance {id} still has processes {KILL_TIMEOUT:?} after SIGKILL, and stays listed");
             tracing::error!("{problem}");
-            orders.outcome.send_replace(Some(Err(problem)));
+            stop_receiver.outcome.send_replace(Some(Err(problem)));
             if let Err(error) = end.await {
                 tracing::error!(instance = id, %error, "reaping the engine failed");
             }
@@ -108,28 +108,28 @@ impl EngineSupervisor {
         log.remove();
         let last = registry.remove(&id);
         tracing::info!(instance = id, "instance removed");
-        orders.outcome.send_replace(Some(Ok(last)));
+        stop_receiver.outcome.send_replace(Some(Ok(last)));
     }
 
     /// Probes readiness and trims the log.
     async fn watch_engine(&self) -> Infallible {
-        let tell = |ready| {
+        let on_change = |ready| {
             tracing::info!(instance = self.id, ready, "readiness changed");
             self.registry.set_ready(&self.id, ready);
         };
         tokio::select! {
-            never = self.probe.watch(tell) => never,
+            never = self.probe.watch(on_change) => never,
             never = trim_log(Arc::clone(&self.log), self.log_cap) => never,
         }
     }
 }
 
 async fn trim_log(log: Arc<InstanceLog>, cap: u64) -> Infallible {
-    let mut look = time::interval(LOG_TRIM_INTERVAL);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticks = time::interval(LOG_TRIM_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut failing = false;
     loop {
-        look.tick().await;
+        ticks.tick().await;
         let log = Arc::clone(&log);
         let result = task::spawn_blocking(move || log.trim(cap)).await.unwrap_or(Ok(()));
         if let Err(error) = &result

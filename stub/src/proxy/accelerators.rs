@@ -92,7 +92,7 @@ impl DiscoverySources {
     /// Queries the sources in order. Blocks, forever if the driver hangs.
     fn discover(&self, driver: &dyn AcceleratorDriver) -> DiscoveredAccelerators {
         let mut silent = Vec::new();
-        let mut ask = |source, answer: Result<Vec<AcceleratorId>, String>| match answer {
+        let mut accept_answer = |source, answer: Result<Vec<AcceleratorId>, String>| match answer {
             Ok(ids) if !ids.is_empty() => {
                 Some(DiscoveredAccelerators { ids, source: Some(source), failed_sources: Vec::new() })
             }
@@ -100,8 +100,8 @@ impl DiscoverySources {
                 silent.push((source, "lists no accelerators".to_owned()));
                 None
             }
-            Err(why) => {
-                silent.push((source, why));
+            Err(error) => {
+                silent.push((source, error));
                 None
             }
         };
@@ -120,10 +120,10 @@ impl DiscoverySources {
             Some(file) => read_accelerators_file(file).map(ids).map_err(|error| error.to_string()),
             None => Err("is not given".to_owned()),
         };
-        let found = ask(AcceleratorSource::Plugin, plugin())
-            .or_else(|| ask(AcceleratorSource::Runtime, runtime()))
-            .or_else(|| ask(AcceleratorSource::Driver, all()))
-            .or_else(|| ask(AcceleratorSource::File, file()));
+        let found = accept_answer(AcceleratorSource::Plugin, plugin())
+            .or_else(|| accept_answer(AcceleratorSource::Runtime, runtime()))
+            .or_else(|| accept_answer(AcceleratorSource::Driver, all()))
+            .or_else(|| accept_answer(AcceleratorSource::File, file()));
         match found {
             Some(found) => DiscoveredAccelerators { failed_sources: silent, ..found },
             None => DiscoveredAccelerators { ids: Vec::new(), source: None, failed_sources: silent },
@@ -142,16 +142,16 @@ impl AcceleratorDiscovery {
         driver: Arc<dyn AcceleratorDriver>,
         within: Duration,
     ) -> Self {
-        let (tell, found) = watch::channel(None);
-        let asking = std::thread::Builder::new().name("accelerators".to_owned()).spawn(move || {
+        let (result_tx, result_rx) = watch::channel(None);
+        let thread = std::thread::Builder::new().name("accelerators".to_owned()).spawn(move || {
             let found = sources.discover(&*driver);
             found.log();
-            tell.send_replace(Some(Arc::new(found)));
+            result_tx.send_replace(Some(Arc::new(found)));
         });
-        if let Err(error) = asking {
+        if let Err(error) = thread {
             tracing::error!(%error, "cannot start the thread that lists the accelerators");
         }
-        Self { result_rx: found, timeout: within }
+        Self { result_rx, timeout: within }
     }
 
     /// Waits for the discovered accelerators.
@@ -160,8 +160,8 @@ impl AcceleratorDiscovery {
     /// There are none, or the driver hangs.
     pub(crate) async fn get(&self) -> Result<Arc<DiscoveredAccelerators>, Error> {
         let mut found = self.result_rx.clone();
-        let known = time::timeout(self.timeout, found.wait_for(Option::is_some)).await;
-        match known.map_err(|_| Error::Hung(self.timeout))? {
+        let discovered = time::timeout(self.timeout, found.wait_for(Option::is_some)).await;
+        match discovered.map_err(|_| Error::Hung(self.timeout))? {
             Ok(found) => found.clone().filter(|found| !found.ids.is_empty()).ok_or(Error::None),
             Err(_) => Err(Error::None),
         }
@@ -179,10 +179,10 @@ impl DiscoveredAccelerators {
         if let Some(source) = self.source {
             return tracing::info!(%source, accelerators = ids.join(","), "accelerators found");
         }
-        let said: Vec<String> =
-            self.failed_sources.iter().map(|(source, why)| format!("{source} {why}")).collect();
+        let errors: Vec<String> =
+            self.failed_sources.iter().map(|(source, error)| format!("{source} {error}")).collect();
         tracing::error!(
-            sources = said.join("; "),
+            sources = errors.join("; "),
             "no GPUs found: set {PLUGIN_ENV} or pass --accelerators-file"
         );
     }

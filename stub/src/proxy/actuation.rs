@@ -60,8 +60,8 @@ impl SleepLevelRecord {
     }
 
     fn level_of(&self, engine: SocketAddr) -> Option<SleepLevel> {
-        let noted = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        noted.filter(|(noted, _)| *noted == engine).map(|(_, level)| level)
+        let recorded = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        recorded.filter(|(target, _)| *target == engine).map(|(_, level)| level)
     }
 }
 
@@ -87,14 +87,14 @@ pub(super) async fn wake(state: State<Arc<Proxy>>, body: Bytes) -> Response {
 }
 
 async fn actuate(State(proxy): State<Arc<Proxy>>, order: Actuation, body: &[u8]) -> Response {
-    let said: ActuateRequest = match parse_body(body) {
-        Ok(said) => said,
+    let order_body: ActuateRequest = match parse_body(body) {
+        Ok(order_body) => order_body,
         Err(refusal) => return refusal,
     };
-    let Some(level) = parse_level(said.level) else {
+    let Some(level) = parse_level(order_body.level) else {
         return text_response(StatusCode::BAD_REQUEST, "level must be 1 or 2");
     };
-    if let Err(refused) = proxy.gate.accept(said.epoch, said.generation) {
+    if let Err(refused) = proxy.gate.accept(order_body.epoch, order_body.generation) {
         return refused.into_response();
     }
     let Some(target) = proxy.gate.target() else {
@@ -112,9 +112,9 @@ async fn actuate(State(proxy): State<Arc<Proxy>>, order: Actuation, body: &[u8])
     }
     let barred = OpenBlockGuard(Arc::clone(&proxy));
     let task = tokio::spawn(async move {
-        let began = Instant::now();
+        let started_at = Instant::now();
         let done = execute(&proxy, target, order, level).await;
-        let took = Millis::from(began.elapsed()).0;
+        let took = Millis::from(started_at.elapsed()).0;
         drop(barred);
         match done {
             Ok(()) => {
@@ -201,7 +201,7 @@ async fn wait_until_up(engine: &Adapter) {
 
 fn adapter(proxy: &Proxy, target: SocketAddr) -> Adapter {
     let kind = proxy.settings.engine_kind;
-    let manner = EngineProfile {
+    let profile = EngineProfile {
         kind,
         sleep: match kind {
             EngineKind::Vllm => SleepApi::Vllm,
@@ -212,11 +212,11 @@ fn adapter(proxy: &Proxy, target: SocketAddr) -> Adapter {
         task: ProbeTask::Generate,
         api_key: None,
     };
-    Adapter::new(manner, target)
+    Adapter::new(profile, target)
 }
 
-fn parse_level(said: Option<u8>) -> Option<SleepLevel> {
-    said.map_or(Some(SleepLevel::One), SleepLevel::from_number)
+fn parse_level(level: Option<u8>) -> Option<SleepLevel> {
+    level.map_or(Some(SleepLevel::One), SleepLevel::from_number)
 }
 
 /// Reads the memory in use; `None` if the read fails.

@@ -50,8 +50,8 @@ pub(super) fn router(proxy: &Arc<Proxy>, more: Router) -> Router {
 
 /// Refuses web pages and requires the token if one is configured.
 async fn guard(State(proxy): State<Arc<Proxy>>, request: Request, next: Next) -> Response {
-    if let Some(why) = browser_guard::refusal_reason(request.headers(), proxy.token.is_some()) {
-        return text_response(StatusCode::FORBIDDEN, why);
+    if let Some(reason) = browser_guard::refusal_reason(request.headers(), proxy.token.is_some()) {
+        return text_response(StatusCode::FORBIDDEN, reason);
     }
     match &proxy.token {
         Some(token) if !token.is_presented(request.headers()) => {
@@ -79,7 +79,7 @@ async fn announce_epoch(State(proxy): State<Arc<Proxy>>, body: Bytes) -> Respons
 async fn close_gate(
     State(proxy): State<Arc<Proxy>>,
     query: Query<CloseGateQuery>,
-    gone: Option<Extension<PeerDisconnect>>,
+    disconnect: Option<Extension<PeerDisconnect>>,
     body: Bytes,
 ) -> Response {
     let order: CloseGateRequest = match parse_body(&body) {
@@ -89,7 +89,7 @@ async fn close_gate(
     match proxy.gate.close(&order, Instant::now()) {
         Ok(view) if query.wait => {
             // The drain continues if the caller disconnects.
-            let view = match gone {
+            let view = match disconnect {
                 None => proxy.gate.wait_drained().await,
                 Some(Extension(gone)) => tokio::select! {
                     drained = proxy.gate.wait_drained() => drained,
@@ -140,10 +140,10 @@ pub(super) fn parse_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, Response
 }
 
 /// Builds a plain text response.
-pub(super) fn text_response(status: StatusCode, words: impl Into<String>) -> Response {
-    let mut words = words.into();
-    words.push('\n');
-    (status, words).into_response()
+pub(super) fn text_response(status: StatusCode, text: impl Into<String>) -> Response {
+    let mut text = text.into();
+    text.push('\n');
+    (status, text).into_response()
 }
 
 /// Accepts the epoch of a request's header. Returns a refusal for an older leader's order. A request without the header

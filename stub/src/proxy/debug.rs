@@ -47,7 +47,7 @@ pub(crate) fn routes(state: StateDumpFn) -> Router {
 /// Refuses web pages: any page in a user's browser can reach loopback.
 async fn refuse_browsers(request: Request, next: Next) -> Response {
     match browser_guard::refusal_reason(request.headers(), false) {
-        Some(why) => (StatusCode::FORBIDDEN, format!("{why}\n")).into_response(),
+        Some(reason) => (StatusCode::FORBIDDEN, format!("{reason}\n")).into_response(),
         None => next.run(request).await,
     }
 }

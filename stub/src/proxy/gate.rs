@@ -125,14 +125,14 @@ impl GateController {
     pub(crate) fn new(model: ModelName, open: bool) -> Self {
         let wake = Arc::<Notify>::default();
         let clock = TickClock::new(Instant::now(), Tick(1));
-        let life = GateGeneration::new(Generation(0), clock, &wake);
+        let initial = GateGeneration::new(Generation(0), clock, &wake);
         if open {
-            life.gate.open();
+            initial.gate.open();
         }
         let inner = GateState {
             epoch: 0,
             generation: Generation(0),
-            current: Arc::clone(&life),
+            current: Arc::clone(&initial),
             previous: Vec::new(),
             drain: None,
             cut: CutGenerations::default(),
@@ -142,7 +142,7 @@ impl GateController {
         };
         Self {
             state: Mutex::new(inner),
-            route: ArcSwap::from_pointee(GateRoute { current: life, target: None }),
+            route: ArcSwap::from_pointee(GateRoute { current: initial, target: None }),
             notify: wake,
             drain_ended_tx: watch::Sender::new(()),
             clock,
@@ -205,11 +205,11 @@ impl GateController {
             if spent {
                 // No request takes a lease there any more, even with a route that it read earlier.
                 inner.current.gate.close();
-                let life = GateGeneration::new(order.generation, self.clock, &self.notify);
-                inner.previous.push(std::mem::replace(&mut inner.current, life));
+                let next_generation = GateGeneration::new(order.generation, self.clock, &self.notify);
+                inner.previous.push(std::mem::replace(&mut inner.current, next_generation));
             }
             inner.drain = None;
-            inner.previous.retain(|life| life.is_used());
+            inner.previous.retain(|generation| generation.is_used());
             // No request sees the new gate until the route is updated.
             inner.current.gate.open();
             Ok(inner.view())
@@ -236,7 +236,7 @@ impl GateController {
     /// closed and no request is in flight.
     pub(crate) fn block_open(&self, bar: &'static str, unused: bool) -> Result<(), GateRejection> {
         self.update(|inner| {
-            let why = match inner.open_blocker {
+            let blocker = match inner.open_blocker {
                 Some(other) => Some(other),
                 None if unused && inner.current.gate.is_open() => Some("the gate is open: close it first"),
                 None if unused && inner.is_used() => {
@@ -244,8 +244,8 @@ impl GateController {
                 }
                 None => None,
             };
-            match why {
-                Some(why) => Err(GateRejection::OpenBlocked(inner.view(), why)),
+            match blocker {
+                Some(blocker) => Err(GateRejection::OpenBlocked(inner.view(), blocker)),
                 None => {
                     inner.open_blocker = Some(bar);
                     Ok(())
@@ -317,10 +317,10 @@ impl GateController {
             let over = || Fault::TurnEnded { model: self.model.clone() };
             inner.cut.generations = inner
                 .all_generations()
-                .filter(|life| life.gate.revoked().is_none())
+                .filter(|generation| generation.gate.revoked().is_none())
                 .map(Arc::clone)
                 .collect();
-            inner.cut.generations.iter().for_each(|life| life.gate.revoke(over()));
+            inner.cut.generations.iter().for_each(|generation| generation.gate.revoke(over()));
         }
         self.drain_ended_tx.send_replace(());
         None
@@ -374,7 +374,7 @@ impl GateState {
     }
 
     fn is_used(&self) -> bool {
-        self.all_generations().any(|life| life.is_used())
+        self.all_generations().any(|generation| generation.is_used())
     }
 
     fn is_drain_resolved(&self) -> bool {
@@ -387,13 +387,13 @@ impl GateState {
 
     fn view(&self) -> stub_api::GateStatus {
         let runs = self.drain.as_ref().filter(|drain| drain.stage == DrainStage::Running);
-        let left = runs.and_then(|drain| drain.deadline).map(|at| Millis::from(at - Instant::now()).0);
+        let time_left = runs.and_then(|drain| drain.deadline).map(|at| Millis::from(at - Instant::now()).0);
         stub_api::GateStatus {
             gated: !self.current.gate.is_open(),
             epoch: self.epoch,
             generation: self.generation,
-            leases: self.all_generations().map(|life| life.gate.leases()).sum(),
-            deadline: left,
+            leases: self.all_generations().map(|generation| generation.gate.leases()).sum(),
+            deadline: time_left,
             cut: self.cut.count(),
         }
     }
@@ -403,9 +403,11 @@ impl CutGenerations {
     /// Returns the number of cut exchanges; `None` while it may grow, or if the drain was abandoned before its
     /// deadline.
     fn count(&self) -> Option<u32> {
-        let ended = !self.generations.is_empty() && !self.generations.iter().any(|life| life.is_used());
-        (self.drain_over || ended)
-            .then(|| self.generations.iter().map(|life| life.cut_exchanges.load(Ordering::Acquire)).sum())
+        let all_ended =
+            !self.generations.is_empty() && !self.generations.iter().any(|generation| generation.is_used());
+        (self.drain_over || all_ended).then(|| {
+            self.generations.iter().map(|generation| generation.cut_exchanges.load(Ordering::Acquire)).sum()
+        })
     }
 }
 
@@ -428,13 +430,13 @@ impl GateDrain {
 }
 
 impl GateGeneration {
-    fn new(generation: Generation, clock: TickClock, keeper: &Arc<Notify>) -> Arc<Self> {
+    fn new(generation: Generation, clock: TickClock, notify: &Arc<Notify>) -> Arc<Self> {
         Arc::new(Self {
             generation,
-            gate: Gate::new(None, clock, Arc::clone(keeper)),
+            gate: Gate::new(None, clock, Arc::clone(notify)),
             unfinished_exchanges: AtomicU32::new(0),
             cut_exchanges: AtomicU32::new(0),
-            notify: Arc::clone(keeper),
+            notify: Arc::clone(notify),
         })
     }
 

@@ -118,7 +118,7 @@ impl MemoryReader {
                 Ok(used) => {
                     usage.insert(id.as_str().to_owned(), used.0 >> 20);
                 }
-                Err(why) => failed.push((id.clone(), why)),
+                Err(error) => failed.push((id.clone(), error)),
             }
         }
         if failed.is_empty() { Ok(usage) } else { Err(Error::Failed(failed)) }
@@ -136,10 +136,10 @@ impl MemoryReaderInner {
         let reading = MemoryReadingTx::default();
         let receiver = reading.subscribe();
         let (shared, ids) = (Arc::clone(self), ids.to_vec());
-        let begun = std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("accelerator-memory".to_owned())
             .spawn(move || shared.run_readings(&ids));
-        if let Err(error) = begun {
+        if let Err(error) = thread {
             // The sender is dropped, so waiting requests fail.
             tracing::error!(%error, "cannot start the thread that reads the accelerators' memory");
         } else {
@@ -167,23 +167,23 @@ impl MemoryReaderInner {
     fn hung_error(&self, ids: &[AcceleratorId]) -> Error {
         let turn = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(running) = &turn.running else {
-            let why = format!("was not read within {:?}", self.timeout);
-            return Error::Failed(ids.iter().map(|id| (id.clone(), why.clone())).collect());
+            let reason = format!("was not read within {:?}", self.timeout);
+            return Error::Failed(ids.iter().map(|id| (id.clone(), reason.clone())).collect());
         };
         let span = Millis::from(running.started_at.elapsed());
         let read = running.reading.borrow().len();
-        let mut left = ids.iter().skip(read);
-        let hung = left.next().map(|id| (id.clone(), format!("NVML hangs: no answer for {span}")));
-        let rest = left.map(|id| (id.clone(), "not read: NVML hangs".to_owned()));
+        let mut unread = ids.iter().skip(read);
+        let hung = unread.next().map(|id| (id.clone(), format!("NVML hangs: no answer for {span}")));
+        let rest = unread.map(|id| (id.clone(), "not read: NVML hangs".to_owned()));
         Error::Failed(hung.into_iter().chain(rest).collect())
     }
 }
 
 fn error_lines(failed: &[(AcceleratorId, String)]) -> String {
-    failed.iter().fold(String::new(), |mut text, (id, why)| {
+    failed.iter().fold(String::new(), |mut text, (id, error)| {
         let gap = if text.is_empty() { "" } else { "\n" };
         // Writing to a String cannot fail.
-        _ = write!(text, "{gap}{id}: {why}");
+        _ = write!(text, "{gap}{id}: {error}");
         text
     })
 }

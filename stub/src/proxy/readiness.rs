@@ -129,9 +129,9 @@ impl Readiness {
 
     /// Sets readiness explicitly and ends polling.
     pub(crate) fn become_ready(&self, ready: bool) {
-        let mut known = self.state();
-        known.end_poller();
-        known.set(ready);
+        let mut state = self.state();
+        state.end_poller();
+        state.set(ready);
     }
 
     /// Ends polling and becomes unready.
@@ -141,50 +141,46 @@ impl Readiness {
 
     /// Polls until another order arrives.
     fn start_polling(self: &Arc<Self>, watched: PollSpec) {
-        let mut known = self.state();
-        let same = known.poller.as_ref().is_some_and(|poller| poller.endpoint == watched.endpoint);
-        known.end_poller();
+        let mut state = self.state();
+        let same = state.poller.as_ref().is_some_and(|poller| poller.endpoint == watched.endpoint);
+        state.end_poller();
         if !same {
-            known.set(false);
+            state.set(false);
         }
-        let judge = ReadinessTracker::new(&watched, known.ready, Instant::now());
+        let tracker = ReadinessTracker::new(&watched, state.ready, Instant::now());
         // The task can record its first response only after this lock is released.
-        let task = tokio::spawn(poll::run(Arc::clone(self), known.order_seq, watched.endpoint.clone()));
-        known.poller = Some(Poller {
-            endpoint: watched.endpoint,
-            tracker: judge,
-            last: None,
-            task: task.abort_handle(),
-        });
+        let task = tokio::spawn(poll::run(Arc::clone(self), state.order_seq, watched.endpoint.clone()));
+        state.poller =
+            Some(Poller { endpoint: watched.endpoint, tracker, last: None, task: task.abort_handle() });
     }
 
-    /// Records the response to the poll sent at `asked`, for order number `life`. Returns when to poll again, or `None`
+    /// Records the response to the poll sent at `sent_at`, for order number `order_seq`. Returns when to poll again, or `None`
     /// if a newer order arrived.
     fn record_response(
         &self,
-        life: u64,
+        order_seq: u64,
         answer: &poll::PollResponse,
-        asked: Instant,
+        sent_at: Instant,
         now: Instant,
     ) -> Option<Instant> {
-        let mut known = self.state();
-        let poller = (known.order_seq == life).then_some(known.poller.as_mut()).flatten()?;
-        let verdict = poller.tracker.record(answer.is_success(), asked, now);
+        let mut state = self.state();
+        let poller = (state.order_seq == order_seq).then_some(state.poller.as_mut()).flatten()?;
+        let outcome = poller.tracker.record(answer.is_success(), sent_at, now);
         poller.last = Some(answer.to_string());
-        known.set(verdict.ready);
-        Some(verdict.next_poll_at)
+        state.set(outcome.ready);
+        Some(outcome.next_poll_at)
     }
 
     pub(crate) fn dump(&self) -> ReadinessDump {
-        let known = self.state();
-        let poller = known.poller.as_ref().map(|poller| PollerDump {
+        let state = self.state();
+        let poller = state.poller.as_ref().map(|poller| PollerDump {
             url: poller.endpoint.to_string(),
             period: poller.tracker.period().into(),
             failure_threshold: poller.tracker.threshold(),
             failures: poller.tracker.failures(),
             last: poller.last.clone(),
         });
-        ReadinessDump { ready: known.ready, changes: known.changes, poller }
+        ReadinessDump { ready: state.ready, changes: state.changes, poller }
     }
 
     fn state(&self) -> MutexGuard<'_, ReadinessState> {
@@ -247,14 +243,14 @@ struct ReadinessRouteState {
 
 /// Serves [`BECOME_READY_PATH`], [`BECOME_UNREADY_PATH`] and [`READINESS_URL_PATH`].
 pub(crate) fn routes(readiness: Arc<Readiness>, fence: ReadinessFenceFn) -> Router {
-    let word = |ready| {
+    let readiness_route = |ready| {
         post(move |State(met): State<ReadinessRouteState>, headers: HeaderMap| async move {
             met.apply_fenced(&headers, |readiness| readiness.become_ready(ready))
         })
     };
     Router::new()
-        .route(BECOME_READY_PATH, word(true))
-        .route(BECOME_UNREADY_PATH, word(false))
+        .route(BECOME_READY_PATH, readiness_route(true))
+        .route(BECOME_UNREADY_PATH, readiness_route(false))
         .route(READINESS_URL_PATH, post(set_readiness_url).delete(delete_readiness_url))
         .with_state(ReadinessRouteState { readiness, fence })
 }

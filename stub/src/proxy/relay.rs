@@ -58,33 +58,33 @@ pub(super) struct RelayThreadSetup {
 pub(super) struct RunningRelays(Vec<oneshot::Receiver<()>>);
 
 impl RelayThreads {
-    /// Creates `count` threads' setups, with at most `most` connections in all.
-    pub(super) fn new(count: usize, most: usize) -> (Self, Vec<RelayThreadSetup>) {
+    /// Creates `count` threads' setups, with at most `max_connections` connections in all.
+    pub(super) fn new(count: usize, max_connections: usize) -> (Self, Vec<RelayThreadSetup>) {
         let closes = watch::Sender::new(false);
-        let places = Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
-        let (ways, starts) = (0..count)
+        let permits = Arc::new(Semaphore::new(max_connections.min(Semaphore::MAX_PERMITS)));
+        let (listener_txs, starts) = (0..count)
             .map(|_| {
-                let (way, listeners) = mpsc::unbounded_channel();
+                let (listener_tx, listener_rx) = mpsc::unbounded_channel();
                 (
-                    way,
+                    listener_tx,
                     RelayThreadSetup {
-                        listener_rx: listeners,
+                        listener_rx,
                         shutdown_rx: closes.subscribe(),
-                        connection_permits: Arc::clone(&places),
+                        connection_permits: Arc::clone(&permits),
                     },
                 )
             })
             .unzip();
-        (Self { listener_txs: ways, shutdown_tx: closes }, starts)
+        (Self { listener_txs, shutdown_tx: closes }, starts)
     }
 
     /// Makes every thread accept from this listener, and returns its address.
     pub(super) fn serve(&self, listener: TcpListener) -> Result<SocketAddr, listen::Error> {
         let failed = |source| listen::Error { name: "relay", address: ([0; 4], 0).into(), source };
         let address = listener.local_addr().map_err(failed)?;
-        for way in &self.listener_txs {
+        for listener_tx in &self.listener_txs {
             let one = listener.try_clone().map_err(failed)?;
-            way.send(one).map_err(|_| failed(io::Error::other("a relay thread has ended")))?;
+            listener_tx.send(one).map_err(|_| failed(io::Error::other("a relay thread has ended")))?;
         }
         Ok(address)
     }
@@ -151,10 +151,11 @@ fn run_thread(proxy: Arc<Proxy>, start: RelayThreadSetup) -> io::Result<()> {
         } = start;
         let pool = ConnectionPool::default();
         let traffic = proxy.metrics.thread_traffic();
-        let core = Rc::new(RelayThreadContext { proxy, pool: pool.clone(), dates: Rc::default(), traffic });
+        let context =
+            Rc::new(RelayThreadContext { proxy, pool: pool.clone(), dates: Rc::default(), traffic });
         tokio::task::spawn_local(async move { pool.expire().await });
         let connections = Rc::new(RelayConnections {
-            context: core,
+            context,
             open: RefCell::default(),
             next_id: Cell::new(0),
             permits: places,
@@ -193,12 +194,12 @@ async fn accept(
         };
         match accepted {
             Ok((stream, _)) => {
-                let place = tokio::select! {
+                let permit = tokio::select! {
                     biased;
                     _ = closes.wait_for(|closes| *closes) => None,
                     place = Arc::clone(&connections.permits).acquire_owned() => place.ok(),
                 };
-                connections.serve(stream, place);
+                connections.serve(stream, permit);
             }
             Err(error) if is_transient(&error) => {}
             Err(error) => connections.wait_after_accept_error(&error).await,
@@ -248,7 +249,7 @@ fn is_transient(error: &io::Error) -> bool {
 
 impl RelayConnections {
     /// Serves a connection. Without a permit the connection exceeds the limit.
-    fn serve(self: &Rc<Self>, stream: TcpStream, place: Option<OwnedSemaphorePermit>) {
+    fn serve(self: &Rc<Self>, stream: TcpStream, permit: Option<OwnedSemaphorePermit>) {
         if stream.set_nodelay(true).is_err() {
             return;
         }
@@ -259,7 +260,7 @@ impl RelayConnections {
         let present = self.context.proxy.metrics.connection();
         tokio::task::spawn_local(async move {
             connection::serve(Rc::clone(&connections.context), socket).await;
-            drop((present, place));
+            drop((present, permit));
             connections.open.borrow_mut().remove(&number);
             connections.connection_ended.notify_waiters();
         });

@@ -100,8 +100,8 @@ impl ContainerLog {
 /// Appends the unseen part of the bytes. Blocks as long as the output does.
 fn append_unseen(out: &mut dyn Write, end: &AtomicU64, start: u64, bytes: &[u8]) -> Result<u64, Error> {
     let before = end.load(Ordering::SeqCst);
-    let known = usize::try_from(before.saturating_sub(start)).unwrap_or(usize::MAX);
-    let mut fresh = bytes.get(known..).unwrap_or_default();
+    let already_known = usize::try_from(before.saturating_sub(start)).unwrap_or(usize::MAX);
+    let mut fresh = bytes.get(already_known..).unwrap_or_default();
     let failed = |error| Error::Write { end: end.load(Ordering::SeqCst), error };
     // Count each write, so that after an error the end of the log is known.
     while !fresh.is_empty() {

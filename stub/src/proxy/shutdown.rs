@@ -43,19 +43,19 @@ pub(super) async fn run_shutdown(
     relaying: relay::RunningRelays,
 ) {
     signals.next().await;
-    let over = async {
+    let drained = async {
         if args.epoch_gate {
             hold_until_released(proxy, Instant::now() + args.hold).await;
         }
         proxy.relays.close();
-        let ended =
+        let joined =
             timeout(if args.epoch_gate { CUT_NOTICE_TIMEOUT } else { args.shutdown }, relaying.join()).await;
-        if ended.is_err() {
+        if joined.is_err() {
             tracing::warn!("shutdown time is over, cutting the requests still in flight");
         }
     };
     tokio::select! {
-        () = over => {}
+        () = drained => {}
         () = signals.next() => tracing::warn!("second signal received, exiting at once"),
     }
 }

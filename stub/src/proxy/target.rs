@@ -104,10 +104,10 @@ pub(super) async fn follow_file(proxy: Arc<Proxy>, file: PathBuf, port: u16) {
     };
     loop {
         // The file is empty while there is no provider.
-        let said = std::fs::read_to_string(&file).unwrap_or_default();
-        match parse_target(said.trim(), port) {
+        let content = std::fs::read_to_string(&file).unwrap_or_default();
+        match parse_target(content.trim(), port) {
             Some(target) => retarget(&proxy, target).await,
-            None if said.trim().is_empty() => {}
+            None if content.trim().is_empty() => {}
             None => tracing::warn!("--server-ip-file holds no unicast address that a Pod can have"),
         }
         watch.changed().await;
@@ -128,15 +128,15 @@ async fn retarget(proxy: &Proxy, target: SocketAddr) {
 }
 
 /// Parses `ADDRESS` or `ADDRESS:PORT`.
-fn parse_target(said: &str, port: u16) -> Option<SocketAddr> {
-    let target = said.parse().ok().or_else(|| Some(SocketAddr::new(said.parse().ok()?, port)))?;
+fn parse_target(text: &str, port: u16) -> Option<SocketAddr> {
+    let target = text.parse().ok().or_else(|| Some(SocketAddr::new(text.parse().ok()?, port)))?;
     let target = SocketAddr::new(target.ip().to_canonical(), target.port());
     (is_possible_pod_ip(target.ip()) && target.port() > 0).then_some(target)
 }
 
 /// Parses a possible Pod address. Names are refused, because a name may resolve to another machine later.
 fn address(config: &TargetConfig) -> Result<SocketAddr, Response> {
-    let refused = |why: &str| Err(text_response(StatusCode::BAD_REQUEST, why));
+    let refused = |reason: &str| Err(text_response(StatusCode::BAD_REQUEST, reason));
     if config.address.is_empty() {
         return refused("address is empty");
     }

@@ -22,11 +22,11 @@ fn without_any_both_are_500_and_the_log_says_who_was_asked() {
         assert_eq!((answer.status, &*answer.text()), (500, "no GPUs found\n"));
     }
     let line = stub.until_logged(&["no GPUs found"]);
-    for said in [
+    for expected in [
         "ROUSE_ACCELERATORS is not set; NVIDIA_VISIBLE_DEVICES is not set; NVML no NVIDIA driver found (",
         "; --accelerators-file is not given",
     ] {
-        assert!(line.contains(said), "{line}");
+        assert!(line.contains(expected), "{line}");
     }
 }
 

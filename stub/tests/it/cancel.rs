@@ -26,16 +26,16 @@ const SIZED: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Le
 
 /// An engine that reports each request, sends `says`, and reports when its connection is closed by the peer.
 fn engine(says: &'static [u8]) -> (SocketAddr, mpsc::Receiver<()>, mpsc::Receiver<Instant>) {
-    let (meet, met) = mpsc::channel();
-    let (tell, told) = mpsc::channel();
+    let (request_tx, request_rx) = mpsc::channel();
+    let (closed_tx, closed_rx) = mpsc::channel();
     let address = scripted(move |mut stream, _| {
-        meet.send(()).unwrap();
+        request_tx.send(()).unwrap();
         std::io::Write::write_all(&mut stream, says).unwrap();
         let mut buffer = [0; 4096];
         while matches!(stream.read(&mut buffer), Ok(1..)) {}
-        tell.send(Instant::now()).unwrap();
+        closed_tx.send(Instant::now()).unwrap();
     });
-    (address, met, told)
+    (address, request_rx, closed_rx)
 }
 
 /// The best of three tries, since a busy machine is sometimes late.
@@ -59,26 +59,26 @@ const WAYS: [fn(TestExchange) -> Option<TestExchange>; 2] = [
 fn it_leaves_while_the_engine_thinks_or_answers() {
     let _alone = lock_timed_tests();
     for (says, began) in [(&b""[..], false), (EVENTS, true), (SIZED, true)] {
-        let (address, met, told) = engine(says);
+        let (address, request_rx, closed_rx) = engine(says);
         let stub = stub_before(address, &[]);
         let relay = stub.relay();
         for stray in ["", "\r\n", "GET / HT"] {
             for way in WAYS {
-                let late = soon(|| {
+                let delay = soon(|| {
                     let mut open = relay.open(relay.request("POST", PATH, "", &chat(9)) + stray);
                     if began {
                         open.until("data: ");
                     }
-                    met.recv_timeout(PATIENCE).expect("it is under way");
+                    request_rx.recv_timeout(PATIENCE).expect("it is under way");
                     assert_eq!(stub.leases(), 1);
-                    let left = Instant::now();
+                    let disconnected_at = Instant::now();
                     let kept = way(open);
-                    let closed = told.recv_timeout(PATIENCE).expect("the engine hears of it");
+                    let closed = closed_rx.recv_timeout(PATIENCE).expect("the engine hears of it");
                     until("its lease is given back", || stub.leases() == 0);
                     drop(kept);
-                    closed - left
+                    closed - disconnected_at
                 });
-                assert!(late < AT_ONCE, "{late:?} after the client left, {stray:?} behind its body");
+                assert!(delay < AT_ONCE, "{delay:?} after the client left, {stray:?} behind its body");
             }
         }
     }
@@ -88,20 +88,20 @@ fn it_leaves_while_the_engine_thinks_or_answers() {
 fn it_leaves_in_the_midst_of_its_body() {
     let _alone = lock_timed_tests();
     for head in ["Content-Length: 1000000", "Transfer-Encoding: chunked"] {
-        let (address, met, told) = engine(b"");
+        let (address, request_rx, closed_rx) = engine(b"");
         let stub = stub_before(address, &[]);
         let relay = stub.relay();
-        let late = soon(|| {
+        let delay = soon(|| {
             let mut open = relay.open(format!("POST {PATH} HTTP/1.1\r\nHost: a\r\n{head}\r\n\r\n"));
             let piece = "x".repeat(100_000);
             assert!(open.try_write(format!("186A0\r\n{piece}\r\n")));
-            met.recv_timeout(PATIENCE).expect("it is under way");
+            request_rx.recv_timeout(PATIENCE).expect("it is under way");
             assert_eq!(stub.leases(), 1);
-            let left = Instant::now();
+            let disconnected_at = Instant::now();
             drop(open);
-            told.recv_timeout(PATIENCE).expect("the engine hears of it") - left
+            closed_rx.recv_timeout(PATIENCE).expect("the engine hears of it") - disconnected_at
         });
-        assert!(late < AT_ONCE, "{late:?} after the client left");
+        assert!(delay < AT_ONCE, "{delay:?} after the client left");
     }
 }
 
@@ -123,15 +123,15 @@ fn it_leaves_before_there_is_a_connection_and_the_dial_timeout_holds() {
     let (listener, _held) = full();
     let stub: StubProcess = stub_before(listener.local_addr().unwrap(), &["--proxy-dial-timeout=700ms"]);
     let relay = stub.relay();
-    let late = soon(|| {
+    let delay = soon(|| {
         let open = relay.open(relay.request("POST", PATH, "", &chat(9)));
         until("it is under way", || stub.leases() == 1);
-        let left = Instant::now();
+        let disconnected_at = Instant::now();
         drop(open);
         until("its lease is given back", || stub.leases() == 0);
-        left.elapsed()
+        disconnected_at.elapsed()
     });
-    assert!(late < AT_ONCE, "{late:?} after the client left");
+    assert!(delay < AT_ONCE, "{delay:?} after the client left");
     let asked = Instant::now();
     let answer = relay.post(PATH, &chat(9));
     assert_eq!((answer.status, &answer.json()["error"]["code"]), (502, &"engine_unreachable".into()));

@@ -151,12 +151,12 @@ fn a_proxy_port_that_is_taken_is_told_and_tried_again() {
 fn orders_to_the_engine_are_refused_with_a_reason() {
     let stub = stub(&[]);
     let spi = stub.spi();
-    let said = r#"{"epoch":3,"generation":7}"#;
+    let order = r#"{"epoch":3,"generation":7}"#;
     statuses(
         &spi,
         &[
-            ("POST", "/v1/engine/sleep", said, 409),
-            ("POST", "/v1/engine/wake", said, 409),
+            ("POST", "/v1/engine/sleep", order, 409),
+            ("POST", "/v1/engine/wake", order, 409),
             ("POST", "/v1/engine/sleep", r#"{"epoch":2,"generation":7}"#, 409),
             ("POST", "/v1/engine/wake", r#"{"epoch":3,"generation":6}"#, 409),
             ("POST", "/v1/engine/sleep", r#"{"epoch":3,"generation":7,"level":3}"#, 400),
@@ -168,15 +168,15 @@ fn orders_to_the_engine_are_refused_with_a_reason() {
             ("POST", "/v1/release", r#"{"epoch":3}"#, 200),
         ],
     );
-    assert!(spi.post("/v1/engine/sleep", said).text().contains("no target"));
+    assert!(spi.post("/v1/engine/sleep", order).text().contains("no target"));
     let nobody = ReservedPort::bind();
     assert_eq!(stub.set_target(nobody.address()), 200);
-    let refused = spi.post("/v1/engine/sleep", said);
+    let refused = spi.post("/v1/engine/sleep", order);
     assert_eq!(refused.json()["reason"], "the gate is open: close it first");
-    assert_eq!(spi.post("/v1/gate?wait=true", said).status, 200);
-    assert_eq!(spi.post("/v1/engine/sleep", said).status, 502);
-    assert_eq!(spi.post("/v1/engine/wake", said).status, 502);
-    assert_eq!(spi.send("DELETE", "/v1/gate", said).status, 200, "an order that failed bars nothing");
+    assert_eq!(spi.post("/v1/gate?wait=true", order).status, 200);
+    assert_eq!(spi.post("/v1/engine/sleep", order).status, 502);
+    assert_eq!(spi.post("/v1/engine/wake", order).status, 502);
+    assert_eq!(spi.send("DELETE", "/v1/gate", order).status, 200, "an order that failed bars nothing");
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn an_address_in_a_file_is_followed() {
 #[test]
 fn the_example_of_the_earlier_design_runs_as_it_is_written() {
     let [.., high, low] = std::process::id().to_be_bytes();
-    let own = format!("127.250.{high}.{low}");
+    let client_ip = format!("127.250.{high}.{low}");
     // The stub opens its debug port on 127.0.0.1 whatever `--host` says, so another run of this test may hold it
     // briefly.
     until("port 8003 of 127.0.0.1 is free", || TcpListener::bind(("127.0.0.1", 8003)).is_ok());
@@ -307,12 +307,12 @@ fn the_example_of_the_earlier_design_runs_as_it_is_written() {
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_rouse-stub"), &proxy).unwrap();
     let mut command = Command::new(proxy);
     command.args(["--relay-port-1=8000", "--admin-port=8001", "--metrics-port=8002", "--debug-port=8003"]);
-    let mut stub = StubBuilder::from_command(command).flag(format!("--host={own}")).spawn();
+    let mut stub = StubBuilder::from_command(command).flag(format!("--host={client_ip}")).spawn();
     stub.until_logged(&["port=\"debug\" address=127.0.0.1:8003"]);
     for (port, number) in
         [("probes", 8080), ("spi", 8081), ("relay", 8000), ("admin", 8001), ("metrics", 8002)]
     {
-        assert_eq!(stub.address(port).to_string(), format!("{own}:{number}"));
+        assert_eq!(stub.address(port).to_string(), format!("{client_ip}:{number}"));
     }
     let refused = stub.port("relay").post("/v1/completions", "{}");
     assert_eq!((refused.status, refused.header("x-rouse-not-ready")), (503, "1"));

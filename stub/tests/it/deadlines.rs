@@ -51,15 +51,15 @@ fn ready_within_20_ms_of_the_engines_first_good_answer() {
         let turns = RunQueueMeter::start([ProcThread::current(), ProcThread::control(&stub)]);
         let listens = Instant::now();
         let engine = ProbedHttpServer::on(reserved.listen(), 200);
-        let seen = look_until("it is ready", || stub.ready());
+        let ready_at = look_until("it is ready", || stub.ready());
         let good = engine.first_good().unwrap();
-        let late = turns.with_thread(engine.thread).without_waits(seen - good);
+        let delay = turns.with_thread(engine.thread).without_waits(ready_at - good);
         println!(
-            "run {run}: asked {:?} after it listens, seen {:?} after its answer, of which {late:?} are the stub's",
+            "run {run}: asked {:?} after it listens, seen {:?} after its answer, of which {delay:?} are the stub's",
             good - listens,
-            seen - good
+            ready_at - good
         );
-        assert!(late <= Duration::from_millis(20), "run {run}: {late:?} after the answer");
+        assert!(delay <= Duration::from_millis(20), "run {run}: {delay:?} after the answer");
     }
 }
 
@@ -110,20 +110,25 @@ fn a_gate_is_shown_closed_within_5_ms_of_the_order() {
     let engine = sim("--ttft 1ms --itl 20ms");
     let stub = stub_before(engine.address, &[]);
     let (spi, relay) = (stub.spi(), stub.relay());
-    let asked = relay.request("POST", "/v1/chat/completions", "", &chat(100_000));
-    let mut streams: Vec<_> = (0..100).map(|_| relay.open(&asked)).collect();
+    let request = relay.request("POST", "/v1/chat/completions", "", &chat(100_000));
+    let mut streams: Vec<_> = (0..100).map(|_| relay.open(&request)).collect();
     streams.iter_mut().for_each(|open| open.until("data: "));
     for generation in 1..=20 {
-        let said = format!(r#"{{"epoch":1,"generation":{generation}}}"#);
+        let order = format!(r#"{{"epoch":1,"generation":{generation}}}"#);
         let turns = RunQueueMeter::start([ProcThread::current(), ProcThread::control(&stub)]);
         let asked = Instant::now();
-        assert_eq!(spi.post("/v1/gate", &said).status, 202);
+        assert_eq!(spi.post("/v1/gate", &order).status, 202);
         assert_eq!(stub.gate()["gated"], true);
         let took = asked.elapsed();
-        let own = turns.without_waits(took);
-        println!("generation {generation}: closed and shown after {took:?}, of which {own:?} are the stub's");
-        assert!(own < Duration::from_millis(5), "closed and shown after {took:?}, {own:?} of them its own");
-        assert_eq!(spi.send("DELETE", "/v1/gate", &said).status, 200);
+        let without_waits = turns.without_waits(took);
+        println!(
+            "generation {generation}: closed and shown after {took:?}, of which {without_waits:?} are the stub's"
+        );
+        assert!(
+            without_waits < Duration::from_millis(5),
+            "closed and shown after {took:?}, {without_waits:?} of them its own"
+        );
+        assert_eq!(spi.send("DELETE", "/v1/gate", &order).status, 200);
     }
 }
 

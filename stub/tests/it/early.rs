@@ -35,12 +35,12 @@ fn hasty(says: &'static str, reads: usize) -> SocketAddr {
 
 /// An engine that responds, reads no further, and keeps the connection until its other end is dropped.
 fn patient(says: &'static str) -> (SocketAddr, mpsc::Receiver<TcpStream>) {
-    let (keep, kept) = mpsc::channel();
+    let (tx, rx) = mpsc::channel();
     let address = scripted(move |mut stream, _| {
         stream.write_all(says.as_bytes()).unwrap();
-        keep.send(stream).unwrap();
+        tx.send(stream).unwrap();
     });
-    (address, kept)
+    (address, rx)
 }
 
 fn request(size: usize, chunked: bool) -> Vec<u8> {

@@ -95,15 +95,15 @@ fn from_the_moment_that_the_gate_is_shown_closed_nobody_gets_in() {
         for generation in 1..=20 {
             let before = crowd.served.load(Ordering::SeqCst);
             until("somebody is answered", || crowd.served.load(Ordering::SeqCst) > before);
-            let said = format!(r#"{{"epoch":1,"generation":{generation}}}"#);
+            let order = format!(r#"{{"epoch":1,"generation":{generation}}}"#);
             let looks = scope.spawn(|| {
                 // Possibly before the closing call returns.
                 while stub.gate()["gated"] == false {}
                 crowd.phase.fetch_add(1, Ordering::SeqCst);
             });
-            assert_eq!(spi.post("/v1/gate", &said).status, 202);
+            assert_eq!(spi.post("/v1/gate", &order).status, 202);
             looks.join().unwrap();
-            assert_eq!(spi.post("/v1/gate?wait=true", &said).json()["leases"], 0);
+            assert_eq!(spi.post("/v1/gate?wait=true", &order).json()["leases"], 0);
             // All requests that passed before have ended by now.
             let (total, refused) = (engine.counter("total"), crowd.refused.load(Ordering::SeqCst));
             until("many more were refused", || crowd.refused.load(Ordering::SeqCst) >= refused + 20);
@@ -184,8 +184,8 @@ fn what_is_kept_at_the_deadline_goes_on_behind_a_closed_gate_until_it_is_cut_aft
     let kept = spi.post("/v1/gate?wait=true", r#"{"epoch":1,"generation":1,"drainDeadline":50}"#);
     assert_eq!((kept.status, &kept.json()["leases"], &kept.json()["gated"]), (200, &2.into(), &true.into()));
     assert_eq!(kept.json()["cut"], serde_json::Value::Null);
-    let seen: Vec<usize> = open.iter().map(|open| open.received.len()).collect();
-    open.iter_mut().zip(seen).for_each(|(open, seen)| {
+    let length: Vec<usize> = open.iter().map(|open| open.received.len()).collect();
+    open.iter_mut().zip(length).for_each(|(open, seen)| {
         while open.received.len() == seen {
             assert!(open.more())
         }
@@ -269,9 +269,9 @@ fn what_one_drain_cut_is_never_counted_for_the_next() {
             generation += 1;
             opens(generation);
             cut += 3;
-            let seen = stub.gate();
-            if seen["leases"] == 3 {
-                assert_eq!(seen["cut"], serde_json::Value::Null);
+            let gate = stub.gate();
+            if gate["leases"] == 3 {
+                assert_eq!(gate["cut"], serde_json::Value::Null);
                 return (generation, stalled, held);
             }
             let stalled_line = "closed a client connection: the client stopped reading";
@@ -307,9 +307,9 @@ fn an_engine_sleeps_and_wakes_behind_its_gate() {
     let engine = endless();
     let stub = stub_before(engine.address, &["--epoch-gate"]);
     let spi = stub.spi();
-    let said = r#"{"epoch":1,"generation":1,"level":1}"#;
+    let order = r#"{"epoch":1,"generation":1,"level":1}"#;
     for _ in 0..2 {
-        let slept = spi.post("/v1/engine/sleep", said);
+        let slept = spi.post("/v1/engine/sleep", order);
         assert_eq!((slept.status, &slept.json()["asleep"]), (200, &true.into()), "{}", slept.text());
         assert!(slept.json()["took"].is_u64());
     }
@@ -318,9 +318,9 @@ fn an_engine_sleeps_and_wakes_behind_its_gate() {
         (1, Some(true))
     );
     // The wake completes even if its caller disconnects.
-    drop(spi.open(spi.request("POST", "/v1/engine/wake", "", said)));
+    drop(spi.open(spi.request("POST", "/v1/engine/wake", "", order)));
     until("it is awake", || engine.client().get("/is_sleeping").json()["is_sleeping"] == false);
-    let woken = || spi.post("/v1/engine/wake", said);
+    let woken = || spi.post("/v1/engine/wake", order);
     until("and says so", || woken().status == 200);
     assert_eq!((&woken().json()["asleep"], engine.counter("wakes")), (&false.into(), 1));
     assert_eq!(spi.send("DELETE", "/v1/gate?epoch=1&generation=1", "").status, 200);
@@ -345,8 +345,8 @@ fn an_engine_that_sleeps_is_not_said_to_sleep_at_another_level() {
     let stub = stub_before(engine.address, &["--epoch-gate"]);
     let spi = stub.spi();
     let order = |what: &str, level: u8| {
-        let said = format!(r#"{{"epoch":1,"generation":1,"level":{level}}}"#);
-        let answer = spi.post(&format!("/v1/engine/{what}"), &said);
+        let body = format!(r#"{{"epoch":1,"generation":1,"level":{level}}}"#);
+        let answer = spi.post(&format!("/v1/engine/{what}"), &body);
         (answer.status, answer.json()["reason"].as_str().unwrap_or_default().to_owned())
     };
     let done = (200, String::new());
@@ -400,10 +400,10 @@ fn while_the_engine_is_put_to_sleep_nobody_opens_its_gate() {
     let (address, told, go) = drowsy();
     let stub = stub_before(address, &["--epoch-gate"]);
     let spi = stub.spi();
-    let said = r#"{"epoch":1,"generation":1}"#;
-    let ordered = spi.open(spi.request("POST", "/v1/engine/sleep", "Connection: close\r\n", said));
+    let order = r#"{"epoch":1,"generation":1}"#;
+    let ordered = spi.open(spi.request("POST", "/v1/engine/sleep", "Connection: close\r\n", order));
     told.recv_timeout(TEST_TIMEOUT).unwrap();
-    for refused in [spi.send("DELETE", "/v1/gate", said), spi.post("/v1/engine/wake", said)] {
+    for refused in [spi.send("DELETE", "/v1/gate", order), spi.post("/v1/engine/wake", order)] {
         assert_eq!(
             (refused.status, &refused.json()["reason"]),
             (409, &"the engine is being put to sleep".into())
@@ -411,5 +411,5 @@ fn while_the_engine_is_put_to_sleep_nobody_opens_its_gate() {
     }
     go.send(()).unwrap();
     assert_eq!(ordered.rest().json()["asleep"], true);
-    assert_eq!(spi.send("DELETE", "/v1/gate", said).status, 200);
+    assert_eq!(spi.send("DELETE", "/v1/gate", order).status, 200);
 }

@@ -104,8 +104,8 @@ fn no_spelling_of_a_management_path_reaches_an_engine_of_any_kind() {
         let engine = sim("");
         let stub = stub_before(engine.address, &["--engine-kind", kind]);
         let relay = stub.relay();
-        let seen = || ["bytes_in", "sleeps", "wakes", "malformed"].map(|name| engine.counter(name));
-        let before = seen();
+        let counts = || ["bytes_in", "sleeps", "wakes", "malformed"].map(|name| engine.counter(name));
+        let before = counts();
         for path in MANAGEMENT {
             for target in spellings(path) {
                 for method in ["POST", "GET"] {
@@ -121,7 +121,7 @@ fn no_spelling_of_a_management_path_reaches_an_engine_of_any_kind() {
                 }
             }
         }
-        assert_eq!(seen(), before, "{kind}");
+        assert_eq!(counts(), before, "{kind}");
         for headers in [
             "X-Original-URL: /sleep\r\n",
             "X-Rewrite-URL: /sleep\r\n",

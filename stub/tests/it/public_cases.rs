@@ -114,9 +114,9 @@ fn a_port_that_is_taken_ends_it_with_the_public_stubs_code() {
     }
 }
 
-/// A body with every byte value, different for each `own`.
-fn body(size: usize, own: usize) -> Vec<u8> {
-    (0..=u8::MAX).cycle().skip(own).take(size).collect()
+/// A body with every byte value, different for each `marker`.
+fn body(size: usize, marker: usize) -> Vec<u8> {
+    (0..=u8::MAX).cycle().skip(marker).take(size).collect()
 }
 
 /// Returns the echo of a body.
@@ -143,11 +143,11 @@ fn proxy_echo_round_trip() {
     }
     // Many requests at once; each gets its own body back.
     std::thread::scope(|scope| {
-        for own in 0..16 {
+        for marker in 0..16 {
             let proxy = &proxy;
             scope.spawn(move || {
-                let sent = body(10_000 + own, own);
-                assert!(round_trip(proxy, &sent) == sent, "the {own}th has not got its own");
+                let sent = body(10_000 + marker, marker);
+                assert!(round_trip(proxy, &sent) == sent, "the {marker}th has not got its own");
             });
         }
     });

@@ -159,16 +159,16 @@ impl StubBuilder {
         let mut child = self.command.spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let log = Arc::<StubLog>::default();
-        let told = Arc::clone(&log);
+        let shared_log = Arc::clone(&log);
         std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
-                let text = &mut told.text.lock().unwrap().text;
+                let text = &mut shared_log.text.lock().unwrap().text;
                 text.push_str(&line);
                 text.push('\n');
-                told.more.notify_all();
+                shared_log.more.notify_all();
             }
-            told.text.lock().unwrap().ended = true;
-            told.more.notify_all();
+            shared_log.text.lock().unwrap().ended = true;
+            shared_log.more.notify_all();
         });
         StubProcess { child, log, dir: self.dir }
     }
@@ -186,20 +186,20 @@ impl StubBuilder {
 
 impl StubProcess {
     /// Waits for a log line that contains all of these texts.
-    pub(crate) fn until_logged(&self, wanted: &[&str]) -> String {
-        let said = self.log.text.lock().unwrap();
-        let waits = |said: &mut StubLogText| !said.ended && said.line(wanted).is_none();
-        let (said, _) = self.log.more.wait_timeout_while(said, TEST_TIMEOUT, waits).unwrap();
-        said.line(wanted).unwrap_or_else(|| panic!("never said {wanted:?}: {}", said.text)).to_owned()
+    pub(crate) fn until_logged(&self, texts: &[&str]) -> String {
+        let log_text = self.log.text.lock().unwrap();
+        let waits = |log_text: &mut StubLogText| !log_text.ended && log_text.line(texts).is_none();
+        let (said, _) = self.log.more.wait_timeout_while(log_text, TEST_TIMEOUT, waits).unwrap();
+        said.line(texts).unwrap_or_else(|| panic!("never said {texts:?}: {}", said.text)).to_owned()
     }
 
-    pub(crate) fn has_logged(&self, wanted: &[&str]) -> bool {
-        self.log.text.lock().unwrap().line(wanted).is_some()
+    pub(crate) fn has_logged(&self, texts: &[&str]) -> bool {
+        self.log.text.lock().unwrap().line(texts).is_some()
     }
 
     /// Counts the occurrences of this text in the log so far.
-    pub(crate) fn count_logged(&self, wanted: &str) -> usize {
-        self.log.text.lock().unwrap().text.matches(wanted).count()
+    pub(crate) fn count_logged(&self, text: &str) -> usize {
+        self.log.text.lock().unwrap().text.matches(text).count()
     }
 
     /// Returns its output so far.
@@ -312,8 +312,8 @@ impl Drop for StubProcess {
 }
 
 impl StubLogText {
-    fn line(&self, wanted: &[&str]) -> Option<&str> {
-        self.text.lines().find(|line| wanted.iter().all(|word| line.contains(word)))
+    fn line(&self, texts: &[&str]) -> Option<&str> {
+        self.text.lines().find(|line| texts.iter().all(|word| line.contains(word)))
     }
 }
 

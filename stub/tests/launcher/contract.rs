@@ -303,11 +303,11 @@ fn no_web_page_is_answered() {
 fn what_was_told_to_end_is_not_started_by_an_order_that_comes_later() {
     let launcher = launcher();
     let path = format!("{INSTANCES}/a");
-    let life = |life: u64| {
-        json!({"options": "'exec sleep 100'", "annotations": {"rouse.dev/generation": life.to_string()}})
+    let generation = |generation: u64| {
+        json!({"options": "'exec sleep 100'", "annotations": {"rouse.dev/generation": generation.to_string()}})
             .to_string()
     };
-    let put = |of: u64| launcher.request("PUT", &path, "", &life(of));
+    let put = |of: u64| launcher.request("PUT", &path, "", &generation(of));
     assert_eq!(put(7).status, 201);
     assert_eq!(launcher.delete(&format!("{path}?generation=7")).status, 200);
     refused(&put(7), 410, "generation 7 of instance a has already ended");

@@ -20,8 +20,8 @@ pub struct AuditedCall {
 }
 
 /// Writes the audit policy and returns the API server's flags for it.
-pub(crate) fn api_server_flags(ground: &ClusterResources) -> Result<Vec<(&'static str, String)>> {
-    let policy = ground.state().join("audit.json");
+pub(crate) fn api_server_flags(resources: &ClusterResources) -> Result<Vec<(&'static str, String)>> {
+    let policy = resources.state().join("audit.json");
     let rules = json!({
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",
@@ -31,15 +31,15 @@ pub(crate) fn api_server_flags(ground: &ClusterResources) -> Result<Vec<(&'stati
     fs::write(&policy, rules.to_string()).with_context(|| policy.display().to_string())?;
     Ok(vec![
         ("audit-policy-file", policy.display().to_string()),
-        ("audit-log-path", log_path(ground).display().to_string()),
+        ("audit-log-path", log_path(resources).display().to_string()),
         // Blocking mode: a call is in the log once its response is sent.
         ("audit-log-mode", "blocking".to_owned()),
     ])
 }
 
 /// Returns all calls of this user so far.
-pub(crate) fn calls_of(ground: &ClusterResources, user: &ClusterUser) -> Result<Vec<AuditedCall>> {
-    let log = log_path(ground);
+pub(crate) fn calls_of(resources: &ClusterResources, user: &ClusterUser) -> Result<Vec<AuditedCall>> {
+    let log = log_path(resources);
     let text = fs::read_to_string(&log).with_context(|| log.display().to_string())?;
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
     let mut calls = Vec::new();
@@ -66,6 +66,6 @@ fn parse_call(event: &Value) -> Option<AuditedCall> {
     (event["stage"] == counts).then(|| AuditedCall { verb, resource, name: text(&of["name"]), code })
 }
 
-fn log_path(ground: &ClusterResources) -> PathBuf {
-    ground.base_logs().join("audit.log")
+fn log_path(resources: &ClusterResources) -> PathBuf {
+    resources.base_logs().join("audit.log")
 }

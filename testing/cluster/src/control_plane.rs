@@ -42,19 +42,22 @@ pub enum ServerRole {
 }
 
 impl ControlPlane {
-    pub(crate) async fn start(ground: &ClusterResources, users: &ClusterUsers) -> Result<Self> {
+    pub(crate) async fn start(resources: &ClusterResources, users: &ClusterUsers) -> Result<Self> {
         let programs = binaries::find("ring1")?;
-        let made = |name: &'static str, args| -> Result<Mutex<ServerProcess>> {
+        let server = |name: &'static str, args| -> Result<Mutex<ServerProcess>> {
             let program =
                 programs.get(name).with_context(|| format!("testing/cluster/build does not list {name}"))?;
-            Ok(Mutex::new(ServerProcess::new(ground, name, program.clone(), args)))
+            Ok(Mutex::new(ServerProcess::new(resources, name, program.clone(), args)))
         };
         let plane = Self {
-            address: api_server_of(ground),
+            address: api_server_of(resources),
             users: users.clone(),
-            etcd: made("etcd", etcd_args(ground))?,
-            api_server: made("kube-apiserver", api_server_args(ground, users)?)?,
-            controller_manager: made("kube-controller-manager", controller_manager_args(ground, users)?)?,
+            etcd: server("etcd", etcd_args(resources))?,
+            api_server: server("kube-apiserver", api_server_args(resources, users)?)?,
+            controller_manager: server(
+                "kube-controller-manager",
+                controller_manager_args(resources, users)?,
+            )?,
         };
         for role in [ServerRole::Etcd, ServerRole::ApiServer, ServerRole::ControllerManager] {
             plane.start_server(role).await?;
@@ -117,8 +120,8 @@ impl ControlPlane {
 }
 
 /// The API server's address, which stays the same across restarts.
-pub(crate) fn api_server_of(ground: &ClusterResources) -> SocketAddr {
-    (ground.server_address(), API_SERVER_PORT).into()
+pub(crate) fn api_server_of(resources: &ClusterResources) -> SocketAddr {
+    (resources.server_address(), API_SERVER_PORT).into()
 }
 
 async fn is_api_ready(client: &kube::Client) -> bool {
@@ -128,11 +131,11 @@ async fn is_api_ready(client: &kube::Client) -> bool {
     }
 }
 
-fn etcd_args(ground: &ClusterResources) -> Vec<String> {
-    let at = |port: u16| format!("http://{}:{port}", ground.server_address());
+fn etcd_args(resources: &ClusterResources) -> Vec<String> {
+    let at = |port: u16| format!("http://{}:{port}", resources.server_address());
     flags(&[
         ("name", "test".to_owned()),
-        ("data-dir", ground.state().join("etcd").display().to_string()),
+        ("data-dir", resources.state().join("etcd").display().to_string()),
         ("listen-client-urls", at(ETCD_PORT)),
         ("advertise-client-urls", at(ETCD_PORT)),
         ("listen-peer-urls", at(ETCD_PEER_PORT)),
@@ -144,12 +147,12 @@ fn etcd_args(ground: &ClusterResources) -> Vec<String> {
     ])
 }
 
-fn api_server_args(ground: &ClusterResources, users: &ClusterUsers) -> Result<Vec<String>> {
-    let scratch = ground.state().join("kube-apiserver");
+fn api_server_args(resources: &ClusterResources, users: &ClusterUsers) -> Result<Vec<String>> {
+    let scratch = resources.state().join("kube-apiserver");
     fs::create_dir_all(&scratch)?;
     let file = |name: &str| users.file(name).display().to_string();
-    let address = ground.server_address().to_string();
-    let audit = audit_log::api_server_flags(ground)?;
+    let address = resources.server_address().to_string();
+    let audit = audit_log::api_server_flags(resources)?;
     let own = [
         ("etcd-servers", format!("http://{address}:{ETCD_PORT}")),
         ("bind-address", address.clone()),
@@ -180,11 +183,11 @@ fn api_server_args(ground: &ClusterResources, users: &ClusterUsers) -> Result<Ve
     Ok(flags(&own.into_iter().chain(audit).collect::<Vec<_>>()))
 }
 
-fn controller_manager_args(ground: &ClusterResources, users: &ClusterUsers) -> Result<Vec<String>> {
-    let scratch = ground.state().join("kube-controller-manager");
+fn controller_manager_args(resources: &ClusterResources, users: &ClusterUsers) -> Result<Vec<String>> {
+    let scratch = resources.state().join("kube-controller-manager");
     fs::create_dir_all(&scratch)?;
     let admin = users
-        .kubeconfig(users.admin(), (ground.server_address(), API_SERVER_PORT).into())?
+        .kubeconfig(users.admin(), (resources.server_address(), API_SERVER_PORT).into())?
         .display()
         .to_string();
     let file = |name: &str| users.file(name).display().to_string();
@@ -192,7 +195,7 @@ fn controller_manager_args(ground: &ClusterResources, users: &ClusterUsers) -> R
         ("kubeconfig", admin.clone()),
         ("authentication-kubeconfig", admin.clone()),
         ("authorization-kubeconfig", admin),
-        ("bind-address", ground.server_address().to_string()),
+        ("bind-address", resources.server_address().to_string()),
         ("secure-port", CONTROLLER_MANAGER_PORT.to_string()),
         ("cert-dir", scratch.display().to_string()),
         ("root-ca-file", file("ca.pem")),

@@ -290,13 +290,13 @@ impl Drop for TestCluster {
 impl ClusterInner {
     fn new(
         handle: Handle,
-        ground: ClusterResources,
+        resources: ClusterResources,
         plane: Option<ControlPlane>,
         users: ClusterUsers,
     ) -> Result<Self> {
-        let counter = SharedCounter::open(&ground.base_state().join("counter"))?;
-        let api_server = control_plane::api_server_of(&ground);
-        Ok(Self { handle, resources: ground, api_server, control_plane: plane, users, counter })
+        let counter = SharedCounter::open(&resources.base_state().join("counter"))?;
+        let api_server = control_plane::api_server_of(&resources);
+        Ok(Self { handle, resources, api_server, control_plane: plane, users, counter })
     }
 
     /// Runs `work` on the cluster's runtime, so that its tasks outlive the caller's runtime.
@@ -332,7 +332,7 @@ impl ClusterInner {
 /// The cluster's thread: runs its runtime as long as the cluster lives.
 fn run_cluster_thread(
     set_up: SetUpFn,
-    told: &mpsc::Sender<Result<Arc<ClusterInner>>>,
+    ready_tx: &mpsc::Sender<Result<Arc<ClusterInner>>>,
     stopped: oneshot::Receiver<()>,
 ) {
     let runtime = runtime::Builder::new_multi_thread()
@@ -343,13 +343,13 @@ fn run_cluster_thread(
         .context("cannot build the cluster's runtime");
     let runtime = match runtime {
         Ok(runtime) => runtime,
-        Err(error) => return drop(told.send(Err(error))),
+        Err(error) => return drop(ready_tx.send(Err(error))),
     };
     runtime.block_on(async {
         match set_up(Handle::current()).await {
-            Err(error) => drop(told.send(Err(error))),
+            Err(error) => drop(ready_tx.send(Err(error))),
             Ok(inner) => {
-                told.send(Ok(Arc::clone(&inner))).ok();
+                ready_tx.send(Ok(Arc::clone(&inner))).ok();
                 // An error means that the sender was dropped, which is the signal.
                 stopped.await.ok();
                 if let Some(plane) = &inner.control_plane {
@@ -362,17 +362,19 @@ fn run_cluster_thread(
 }
 
 async fn set_up(handle: Handle) -> Result<Arc<ClusterInner>> {
-    let ground = ClusterResources::claim()?;
+    let resources = ClusterResources::claim()?;
     // A node reaches the API server at the wire's end on this machine.
-    let users =
-        ClusterUsers::new(ground.state().join("users"), &[ground.server_address(), ground.uplink_address()])?;
-    let plane = ControlPlane::start(&ground, &users).await.inspect_err(|_| ground.keep_logs())?;
-    Ok(Arc::new(ClusterInner::new(handle, ground, Some(plane), users)?))
+    let users = ClusterUsers::new(
+        resources.state().join("users"),
+        &[resources.server_address(), resources.uplink_address()],
+    )?;
+    let plane = ControlPlane::start(&resources, &users).await.inspect_err(|_| resources.keep_logs())?;
+    Ok(Arc::new(ClusterInner::new(handle, resources, Some(plane), users)?))
 }
 
 /// Joins the cluster of another process.
 fn join(handle: Handle, key: &str) -> Result<Arc<ClusterInner>> {
-    let ground = ClusterResources::join(key)?;
-    let users = ClusterUsers::join(ground.state().join("users"), &ground.base_state().join("users"))?;
-    Ok(Arc::new(ClusterInner::new(handle, ground, None, users)?))
+    let resources = ClusterResources::join(key)?;
+    let users = ClusterUsers::join(resources.state().join("users"), &resources.base_state().join("users"))?;
+    Ok(Arc::new(ClusterInner::new(handle, resources, None, users)?))
 }

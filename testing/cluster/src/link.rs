@@ -57,15 +57,15 @@ pub struct Link {
 
 impl Link {
     /// Opens a link that listens at this address of this machine.
-    pub(crate) async fn open(inner: Arc<ClusterInner>, here: Ipv4Addr) -> Result<Self> {
-        let there = inner.api_server;
-        let (mode, seen) = watch::channel(LinkMode::Pass);
+    pub(crate) async fn open(inner: Arc<ClusterInner>, listen_ip: Ipv4Addr) -> Result<Self> {
+        let api_server = inner.api_server;
+        let (mode, mode_rx) = watch::channel(LinkMode::Pass);
         let traffic = Arc::new(watch::Sender::new(LinkTraffic::default()));
         let count = Arc::clone(&traffic);
         let opened = inner.on_cluster_runtime(async move {
-            let listener = TcpListener::bind((here, 0)).await?;
+            let listener = TcpListener::bind((listen_ip, 0)).await?;
             let address = listener.local_addr()?;
-            io::Result::Ok((address, tokio::spawn(accept(listener, there, seen, count))))
+            io::Result::Ok((address, tokio::spawn(accept(listener, api_server, mode_rx, count))))
         });
         let (address, task) = opened.await?;
         Ok(Self { inner, address, mode, traffic, task })
@@ -91,8 +91,8 @@ impl Link {
     /// # Errors
     /// [`WAIT_TIMEOUT`] passed; the error holds the traffic.
     pub async fn until(&self, what: &str, fits: impl FnMut(&LinkTraffic) -> bool) -> Result<LinkTraffic> {
-        let mut seen = self.traffic.subscribe();
-        match time::timeout(WAIT_TIMEOUT, seen.wait_for(fits)).await {
+        let mut traffic_rx = self.traffic.subscribe();
+        match time::timeout(WAIT_TIMEOUT, traffic_rx.wait_for(fits)).await {
             Ok(traffic) => Ok(*traffic?),
             Err(_) => bail!("waited {} s for {what} of a link: {:?}", WAIT_TIMEOUT.as_secs(), self.traffic()),
         }
@@ -124,38 +124,38 @@ impl Drop for Link {
 
 async fn accept(
     listener: TcpListener,
-    there: SocketAddr,
+    server_address: SocketAddr,
     mode: watch::Receiver<LinkMode>,
     traffic: Arc<watch::Sender<LinkTraffic>>,
 ) {
     // The only errors are a client that has disconnected, and a lack of descriptors, which fails the test anyway.
     while let Ok((client, _)) = listener.accept().await {
         traffic.send_modify(|traffic| traffic.accepted += 1);
-        tokio::spawn(forward_connection(client, there, mode.clone(), Arc::clone(&traffic)));
+        tokio::spawn(forward_connection(client, server_address, mode.clone(), Arc::clone(&traffic)));
     }
 }
 
 /// Forwards one connection until either side ends it or the link is cut.
 async fn forward_connection(
     mut client: TcpStream,
-    there: SocketAddr,
+    server_address: SocketAddr,
     mode: watch::Receiver<LinkMode>,
     traffic: Arc<watch::Sender<LinkTraffic>>,
 ) {
     let mut waits = mode.clone();
     let connected = async {
         wait_to_pass(&mut waits).await;
-        TcpStream::connect(there).await
+        TcpStream::connect(server_address).await
     };
     let Some(Ok(mut server)) = unless_cut(mode.clone(), connected).await else { return reset(&client) };
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = server.split();
     let pumped = async {
-        let asked = |traffic: &mut LinkTraffic| traffic.to_server += 1;
-        let answered = |traffic: &mut LinkTraffic| traffic.to_client += 1;
+        let count_to_server = |traffic: &mut LinkTraffic| traffic.to_server += 1;
+        let count_to_client = |traffic: &mut LinkTraffic| traffic.to_client += 1;
         tokio::join!(
-            pump(from_client, to_server, mode.clone(), &traffic, asked),
-            pump(from_server, to_client, mode.clone(), &traffic, answered),
+            pump(from_client, to_server, mode.clone(), &traffic, count_to_server),
+            pump(from_server, to_client, mode.clone(), &traffic, count_to_client),
         )
     };
     if unless_cut(mode.clone(), pumped).await.is_none() {
@@ -186,12 +186,12 @@ async fn pump(
     traffic: &watch::Sender<LinkTraffic>,
     count: impl Fn(&mut LinkTraffic),
 ) {
-    let mut room = vec![0; 16 * 1024];
-    while let Ok(n @ 1..) = from.read(&mut room).await {
-        let held = HeldPiece::if_held(&mode, traffic);
+    let mut buffer = vec![0; 16 * 1024];
+    while let Ok(n @ 1..) = from.read(&mut buffer).await {
+        let held_piece = HeldPiece::if_held(&mode, traffic);
         wait_to_pass(&mut mode).await;
-        drop(held);
-        if to.write_all(room.get(..n).unwrap_or_default()).await.is_err() {
+        drop(held_piece);
+        if to.write_all(buffer.get(..n).unwrap_or_default()).await.is_err() {
             return;
         }
         traffic.send_modify(&count);
@@ -220,8 +220,8 @@ impl Drop for HeldPiece<'_> {
 
 /// Waits while the link is held, then for the delay of a slow link.
 async fn wait_to_pass(mode: &mut watch::Receiver<LinkMode>) {
-    let seen = mode.wait_for(|mode| *mode != LinkMode::Hold).await.map(|mode| *mode);
-    if let Ok(LinkMode::Slow(pause)) = seen {
+    let current = mode.wait_for(|mode| *mode != LinkMode::Hold).await.map(|mode| *mode);
+    if let Ok(LinkMode::Slow(pause)) = current {
         time::sleep(pause).await;
     }
 }

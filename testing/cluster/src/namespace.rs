@@ -38,10 +38,10 @@ impl Namespace {
             .create(&PostParams::default(), &object)
             .await
             .context("cannot create a namespace")?;
-        let made = Self { name, client, inner };
+        let namespace = Self { name, client, inner };
         // No Pod is admitted before the controllers have created the service account.
-        wait::until(&made.api::<ServiceAccount>(), "default", "it to exist", Option::is_some).await?;
-        Ok(made)
+        wait::until(&namespace.api::<ServiceAccount>(), "default", "it to exist", Option::is_some).await?;
+        Ok(namespace)
     }
 
     pub fn name(&self) -> &str {
@@ -80,13 +80,13 @@ impl Drop for Namespace {
         // The deletion keeps a finished test's Pods from running beside the next test's. The drop waits for it, because
         // aws-lc frees its entropy source at process exit, and a TLS handshake that begins then aborts. Without an API
         // server the Pods end with the cluster.
-        let (tell, told) = mpsc::channel();
+        let (done_tx, done_rx) = mpsc::channel();
         self.inner.handle.spawn(async move {
             if let Ok(client) = inner.users.client(inner.users.admin(), inner.api_server).await {
                 Api::<Object>::all(client).delete(&name, &DeleteParams::background()).await.ok();
             }
-            tell.send(()).ok();
+            done_tx.send(()).ok();
         });
-        told.recv_timeout(Duration::from_secs(2)).ok();
+        done_rx.recv_timeout(Duration::from_secs(2)).ok();
     }
 }

@@ -123,13 +123,13 @@ impl KubeletNode {
         images: Vec<String>,
         accelerators: u32,
     ) -> Result<Self> {
-        let ground = &inner.resources;
-        let (name, folder) = (ground.veth_name(), ground.state().join("node"));
-        let log = ground.logs().join("node");
-        let machine = NodeMachine::start(ground, &folder, &log, &name).await?;
+        let resources = &inner.resources;
+        let (name, folder) = (resources.veth_name(), resources.state().join("node"));
+        let log = resources.logs().join("node");
+        let machine = NodeMachine::start(resources, &folder, &log, &name).await?;
         let started = async {
-            let link = Link::open(Arc::clone(&inner), ground.uplink_address()).await?;
-            let containerd = runtime::start(ground, &machine, &folder).await?;
+            let link = Link::open(Arc::clone(&inner), resources.uplink_address()).await?;
+            let containerd = runtime::start(resources, &machine, &folder).await?;
             for image in images.iter().map(String::as_str).chain([runtime::PAUSE_PROGRAM]) {
                 runtime::import(&machine, archives, image).await?;
             }
@@ -230,15 +230,15 @@ async fn set_accelerators(inner: &ClusterInner, name: &str, accelerators: u32) -
 impl Drop for KubeletNode {
     fn drop(&mut self) {
         let Some(mut parts) = self.processes.take() else { return };
-        let (told, ended) = mpsc::channel::<()>();
+        let (done_tx, done_rx) = mpsc::channel::<()>();
         self.inner.handle.spawn(async move {
-            let _told = told;
+            let _told = done_tx;
             for server in [&mut parts.scheduler, &mut parts.kubelet, &mut parts.containerd] {
                 server.kill().await;
             }
             parts.machine.end().await;
         });
         // An error means that the task has ended. If the runtime has ended, the watchdog has run.
-        ended.recv().ok();
+        done_rx.recv().ok();
     }
 }

@@ -139,11 +139,11 @@ impl PodRunner {
         let shared = Arc::clone(&self.context);
         let name = format!("{}-{}", shared.name, spec.name);
         let node = Arc::new(RunningNode::new(name, shared.next_address(), &spec));
-        let made = Arc::clone(&node);
+        let registered = Arc::clone(&node);
         let home = Arc::clone(&shared.inner);
         home.on_cluster_runtime(async move {
-            made.register(&shared.client, &shared.name, &spec).await?;
-            lock(&shared.nodes).insert(spec.name.clone(), made);
+            registered.register(&shared.client, &shared.name, &spec).await?;
+            lock(&shared.nodes).insert(spec.name.clone(), registered);
             anyhow::Ok(())
         })
         .await?;
@@ -241,8 +241,8 @@ impl Drop for PodRunner {
         // Detached cleanup: a node without a kubelet only gives the controllers work.
         self.context.inner.handle.spawn(async move {
             let nodes: Api<Node> = Api::all(shared.client.clone());
-            let ours = ListParams::default().labels(&format!("{}={}", node::RUNNER_LABEL, shared.name));
-            nodes.delete_collection(&DeleteParams::default(), &ours).await.ok()
+            let own_nodes = ListParams::default().labels(&format!("{}={}", node::RUNNER_LABEL, shared.name));
+            nodes.delete_collection(&DeleteParams::default(), &own_nodes).await.ok()
         });
     }
 }

@@ -42,19 +42,19 @@ pub(crate) struct ServerProcess {
 
 impl ServerProcess {
     pub(crate) fn new(
-        ground: &ClusterResources,
+        resources: &ClusterResources,
         name: &'static str,
         program: PathBuf,
         args: Vec<String>,
     ) -> Self {
-        let log = ground.logs().join(format!("{name}.log"));
+        let log = resources.logs().join(format!("{name}.log"));
         Self {
             name,
             program,
             args,
             log,
-            mark: ground.mark(),
-            part_mark: ground.part_mark(name),
+            mark: resources.mark(),
+            part_mark: resources.part_mark(name),
             process: None,
         }
     }
@@ -116,14 +116,14 @@ impl ServerProcess {
         ready: impl Fn() -> F,
     ) -> Result<()> {
         let Some(process) = &self.process else { bail!("{} is not running", self.name) };
-        let asked = async {
+        let becomes_ready = async {
             while !ready().await {
                 time::sleep(READY_POLL_INTERVAL).await;
             }
         };
         let outcome = tokio::select! {
             () = process.leader_exited() => "ended",
-            outcome = time::timeout(START_TIMEOUT, asked) => match outcome {
+            outcome = time::timeout(START_TIMEOUT, becomes_ready) => match outcome {
                 Ok(()) => return Ok(()),
                 Err(_) => "is not ready",
             },

@@ -219,8 +219,8 @@ pub(crate) async fn service_account(client: Client, namespace: &str, name: &str)
         spec: TokenRequestSpec { expiration_seconds: Some(TOKEN_SECONDS), ..TokenRequestSpec::default() },
         ..TokenRequest::default()
     };
-    let made = accounts.create_token_request(name, &PostParams::default(), &request).await?;
-    let token = made.status.context("the token request returned no token")?.token;
+    let response = accounts.create_token_request(name, &PostParams::default(), &request).await?;
+    let token = response.status.context("the token request returned no token")?.token;
     Ok(ClusterUser::with_token(account_name(namespace, name), &token))
 }
 

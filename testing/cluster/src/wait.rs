@@ -17,11 +17,11 @@ pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Waits until `fits` accepts this object or its absence, and returns that state.
 ///
 /// # Errors
-/// [`WAIT_TIMEOUT`] passed; the error holds `what` and the object's last state.
+/// [`WAIT_TIMEOUT`] passed; the error holds `condition` and the object's last state.
 pub async fn until<K>(
     api: &Api<K>,
     name: &str,
-    what: &str,
+    condition: &str,
     mut fits: impl FnMut(&Option<K>) -> bool,
 ) -> Result<Option<K>>
 where
@@ -31,13 +31,13 @@ where
     let found = async {
         // Boxed, because a watcher is large and every caller's future would contain it.
         let mut stream = watcher::watch_object(api.clone(), name).default_backoff().boxed();
-        while let Some(seen) = stream.next().await {
+        while let Some(object) = stream.next().await {
             // Errors are connection errors, from which the watcher recovers.
-            let Ok(seen) = seen else { continue };
-            if fits(&seen) {
-                return Ok(seen);
+            let Ok(object) = object else { continue };
+            if fits(&object) {
+                return Ok(object);
             }
-            last = seen;
+            last = object;
         }
         bail!("the watch of {name} ended")
     };
@@ -45,7 +45,7 @@ where
         Ok(found) => found,
         Err(_) => {
             let last = serde_json::to_string_pretty(&last).context("cannot serialize the last state")?;
-            bail!("waited {} s for {what} of {name}; its last state was {last}", WAIT_TIMEOUT.as_secs())
+            bail!("waited {} s for {condition} of {name}; its last state was {last}", WAIT_TIMEOUT.as_secs())
         }
     }
 }

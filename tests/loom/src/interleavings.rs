@@ -125,9 +125,9 @@ fn the_limit_is_never_exceeded() {
                 thread::spawn(move || count.take(1, false))
             })
             .collect();
-        let here = count.take(1, true);
+        let taken_here = count.take(1, true);
         let there = takers.into_iter().map(|taker| taker.join().unwrap());
-        assert_eq!(there.filter(|taken| *taken).count() + usize::from(here), 1);
+        assert_eq!(there.filter(|taken| *taken).count() + usize::from(taken_here), 1);
         assert_eq!(count.leases(), 1);
     });
 }

@@ -28,17 +28,17 @@ const MEMORY_READ_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Executor {
     /// Generates one token, or runs the minimal probe of an engine that lists no model.
-    pub(super) async fn send_canary(&self, job: &CommandContext) -> ExecutionOutcome {
-        let engine = job.engine_address()?;
-        let within = self.settings.core.wake_timeout.duration();
+    pub(super) async fn send_canary(&self, context: &CommandContext) -> ExecutionOutcome {
+        let engine = context.engine_address()?;
+        let timeout = self.settings.core.wake_timeout.duration();
         let caller = HttpClient::new(engine, None);
         let list: Value = serde_json::from_slice(&caller.get("/v1/models", ENGINE_CALL_TIMEOUT).await?.body)
             .unwrap_or_default();
         let served = list.pointer("/data/0/id").and_then(Value::as_str).map(str::to_owned);
         let task = if served.is_some() { ProbeTask::Generate } else { ProbeTask::None };
         failpoint::hit();
-        match adapter(job, served, task)?.probe(within).await {
-            CanaryVerdict::Passed if task == ProbeTask::Generate => self.check_device_access(job).await,
+        match adapter(context, served, task)?.probe(timeout).await {
+            CanaryVerdict::Passed if task == ProbeTask::Generate => self.check_device_access(context).await,
             CanaryVerdict::Passed => Ok(CommandReply::Done),
             CanaryVerdict::Inconclusive => {
                 Err(ExecutionError::refused("a closed gate answered instead of the engine"))
@@ -50,9 +50,9 @@ impl Executor {
     }
 
     /// Fails if the engine answered but took no memory of one of its accelerators.
-    async fn check_device_access(&self, job: &CommandContext) -> ExecutionOutcome {
-        let now = if job.baseline.is_some() { read_memory(job).await } else { None };
-        let Some(accelerator) = now.as_ref().and_then(|now| job.unused_accelerator(now)) else {
+    async fn check_device_access(&self, context: &CommandContext) -> ExecutionOutcome {
+        let now = if context.baseline.is_some() { read_memory(context).await } else { None };
+        let Some(accelerator) = now.as_ref().and_then(|now| context.unused_accelerator(now)) else {
             return Ok(CommandReply::Done);
         };
         Err(ExecutionError::user_error(format!(
@@ -63,18 +63,18 @@ impl Executor {
     }
 
     /// Reads the memory in use before a command that starts an engine; `None` for other commands.
-    pub(super) async fn memory_baseline(&self, job: &CommandContext) -> Option<MemoryBaseline> {
+    pub(super) async fn memory_baseline(&self, context: &CommandContext) -> Option<MemoryBaseline> {
         let PairingAction::Engine {
             engine,
             generation,
             step: EngineStep::Create { .. } | EngineStep::Launch,
-        } = &job.command.action
+        } = &context.command.action
         else {
             return None;
         };
-        let used = if job.has_no_neighbours() { read_memory(job).await } else { None };
+        let used = if context.has_no_neighbours() { read_memory(context).await } else { None };
         Some(MemoryBaseline {
-            location: (job.command.node.clone(), engine.clone()),
+            location: (context.command.node.clone(), engine.clone()),
             generation: *generation,
             used,
         })
@@ -82,11 +82,11 @@ impl Executor {
 }
 
 /// Reads the memory in use from the requester's stub. Not every stub can read it.
-async fn read_memory(job: &CommandContext) -> Option<AcceleratorUsedMib> {
-    let own = job.requester.as_ref()?;
-    let read = stub(job, own, Generation::default()).ok()?.usage_mib(MEMORY_READ_TIMEOUT).await;
+async fn read_memory(context: &CommandContext) -> Option<AcceleratorUsedMib> {
+    let requester = context.requester.as_ref()?;
+    let read = stub(context, requester, Generation::default()).ok()?.usage_mib(MEMORY_READ_TIMEOUT).await;
     let log = |failed: &ExecutionError| {
-        tracing::debug!(requester = %own.name, error = failed.text, "accelerator memory could not be read");
+        tracing::debug!(requester = %requester.name, error = failed.text, "accelerator memory could not be read");
     };
     read.map_err(ExecutionError::from).inspect_err(log).ok()
 }

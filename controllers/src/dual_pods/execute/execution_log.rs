@@ -14,24 +14,22 @@ use tracing::Level;
 use crate::dual_pods::{command_context::CommandContext, host_memory, pod_events::is_failure};
 
 /// Logs an executed command.
-pub(super) fn log_executed(job: &CommandContext, took: Duration) {
-    let (PairingCommand { node, action: order, .. }, took) = (&job.command, Millis::from(took));
-    match level(order) {
-        Level::WARN => tracing::warn!(%node, command = %order, duration = %took, "command executed"),
+pub(super) fn log_executed(context: &CommandContext, took: Duration) {
+    let (PairingCommand { node, action, .. }, took) = (&context.command, Millis::from(took));
+    match level(action) {
+        Level::WARN => tracing::warn!(%node, command = %action, duration = %took, "command executed"),
         Level::INFO => {
-            let reason = host_memory::shortage_note(job);
-            tracing::info!(%node, command = %order, duration = %took, reason, "command executed");
+            let reason = host_memory::shortage_note(context);
+            tracing::info!(%node, command = %action, duration = %took, reason, "command executed");
         }
-        _ => tracing::debug!(%node, command = %order, duration = %took, "command executed"),
+        _ => tracing::debug!(%node, command = %action, duration = %took, "command executed"),
     }
 }
 
 /// Failures are warnings.
-const fn level(order: &PairingAction) -> Level {
-    match order {
-        PairingAction::Engine { step: EngineStep::Stop { reason: why }, .. } if is_failure(*why) => {
-            Level::WARN
-        }
+const fn level(action: &PairingAction) -> Level {
+    match action {
+        PairingAction::Engine { step: EngineStep::Stop { reason }, .. } if is_failure(*reason) => Level::WARN,
         PairingAction::Requester {
             step:
                 RequesterStep::Delete {

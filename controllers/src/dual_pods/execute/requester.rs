@@ -22,26 +22,28 @@ use crate::{
 impl Executor {
     pub(super) async fn execute_requester_step(
         &self,
-        job: &CommandContext,
+        context: &CommandContext,
         step: &RequesterStep,
     ) -> ExecutionOutcome {
-        let own = job.requester()?;
+        let requester = context.requester()?;
         match step {
             RequesterStep::QueryAccelerators { close_gate: gate } => {
-                let stub = stub(job, own, Generation::default())?;
+                let stub = stub(context, requester, Generation::default())?;
                 let (found, gated) = tokio::join!(accelerators(&stub), async {
                     if *gate { close(&stub).await } else { Ok(CommandReply::Done) }
                 });
                 gated.and(found)
             }
-            RequesterStep::CloseGate => close(&stub(job, own, Generation::default())?).await,
+            RequesterStep::CloseGate => close(&stub(context, requester, Generation::default())?).await,
             RequesterStep::Delete { .. } => {
-                self.writer.delete(&self.pods(&own.name), &own.name.name, own.id.as_str()).await?;
+                self.writer
+                    .delete(&self.pods(&requester.name), &requester.name.name, requester.id.as_str())
+                    .await?;
                 Ok(CommandReply::Done)
             }
-            RequesterStep::SetFinalizer { present: wanted } => self.set_finalizer(job, own, *wanted).await,
+            RequesterStep::SetFinalizer { present } => self.set_finalizer(context, requester, *present).await,
             RequesterStep::Release => {
-                stub(job, own, Generation::default())?.release().await?;
+                stub(context, requester, Generation::default())?.release().await?;
                 Ok(CommandReply::Done)
             }
         }
@@ -53,16 +55,16 @@ impl Executor {
     /// which saves a write once the engine serves.
     async fn set_finalizer(
         &self,
-        job: &CommandContext,
-        own: &RequesterPod,
-        wanted: bool,
+        context: &CommandContext,
+        requester: &RequesterPod,
+        present: bool,
     ) -> ExecutionOutcome {
-        let mut metadata = json!({"uid": own.id.as_str()});
-        if wanted {
-            if let Ok(provider) = job.provider() {
-                metadata = provider_metadata(own, provider);
+        let mut metadata = json!({"uid": requester.id.as_str()});
+        if present {
+            if let Ok(provider) = context.provider() {
+                metadata = provider_metadata(requester, provider);
             }
-            let written = json!({ACCELERATORS: join_ids(&job.accelerators)});
+            let written = json!({ACCELERATORS: join_ids(&context.accelerators)});
             let more = json!({"finalizers": [REQUESTER_FINALIZER], "annotations": written});
             merge::into(&mut metadata, &more);
         } else {
@@ -71,14 +73,14 @@ impl Executor {
                 &json!({"$deleteFromPrimitiveList/finalizers": [REQUESTER_FINALIZER]}),
             );
         }
-        self.patch(&own.name, &json!({"metadata": metadata})).await
+        self.patch(&requester.name, &json!({"metadata": metadata})).await
     }
 }
 
 /// Builds a requester's metadata: its provider and its engine's address.
-pub(super) fn provider_metadata(own: &RequesterPod, provider: &ProviderPod) -> Value {
+pub(super) fn provider_metadata(requester: &RequesterPod, provider: &ProviderPod) -> Value {
     json!({
-        "uid": own.id.as_str(),
+        "uid": requester.id.as_str(),
         "labels": {DUAL: provider.name.name},
         "annotations": {SERVER_IP: provider.ip()},
     })
@@ -102,13 +104,13 @@ async fn accelerators(stub: &StubClient) -> ExecutionOutcome {
 
 /// Returns a client of the requester's stub.
 pub(super) fn stub(
-    job: &CommandContext,
-    own: &RequesterPod,
+    context: &CommandContext,
+    requester: &RequesterPod,
     generation: Generation,
 ) -> Result<StubClient, ExecutionError> {
-    let address = own.stub_address.ok_or_else(|| ExecutionError::unknown("the stub's address"))?;
-    let stub = StubClient::new(address, job.token.clone(), job.command.epoch.0, generation);
-    Ok(stub.for_requester(job.call_metrics()))
+    let address = requester.stub_address.ok_or_else(|| ExecutionError::unknown("the stub's address"))?;
+    let stub = StubClient::new(address, context.token.clone(), context.command.epoch.0, generation);
+    Ok(stub.for_requester(context.call_metrics()))
 }
 
 impl From<StubClientError> for ExecutionError {

@@ -61,23 +61,23 @@ impl ClusterFacts {
                 tell(PairingEvent::Accelerator { node, accelerator, facts });
             }
         }
-        for (fingerprint, standing) in &now.template_statuses {
-            if self.last_sent.template_statuses.get(fingerprint) != Some(standing) {
-                tell(PairingEvent::Template { fingerprint: *fingerprint, status: *standing });
+        for (fingerprint, status) in &now.template_statuses {
+            if self.last_sent.template_statuses.get(fingerprint) != Some(status) {
+                tell(PairingEvent::Template { fingerprint: *fingerprint, status: *status });
             }
         }
         // The pairing logic also drops entries that were forgotten here. An entry of uncertain status keeps its last
         // one.
-        let kept = |known: &&EngineFingerprint| {
+        let is_retained = |known: &&EngineFingerprint| {
             now.template_statuses.contains_key(known) || self.fingerprints.contains(known)
         };
-        for fingerprint in self.last_sent.template_statuses.keys().filter(|known| !kept(known)) {
+        for fingerprint in self.last_sent.template_statuses.keys().filter(|known| !is_retained(known)) {
             tell(PairingEvent::Template { fingerprint: *fingerprint, status: TemplateStatus::Current });
         }
-        let kept = |known: &&LauncherBuild| {
+        let is_retained = |known: &&LauncherBuild| {
             now.build_policies.contains_key(known) || self.sources.contains_key(known)
         };
-        for build in self.last_sent.build_policies.keys().filter(|known| !kept(known)) {
+        for build in self.last_sent.build_policies.keys().filter(|known| !is_retained(known)) {
             tell(PairingEvent::LauncherBuild { build: *build, policy: LauncherBuildPolicy::default() });
         }
         for (build, terms) in &now.build_policies {
@@ -92,14 +92,15 @@ impl ClusterFacts {
 
     /// Forgets unused entries once their number has doubled since the last cleanup.
     pub(in crate::dual_pods) fn forget_unused(&mut self, core: &Pairing) {
-        let known = self.revisions.len() + self.fingerprints.len() + self.sources.len();
-        if known < MIN_RETAINED.max(2 * self.retained) {
+        let retained = self.revisions.len() + self.fingerprints.len() + self.sources.len();
+        if retained < MIN_RETAINED.max(2 * self.retained) {
             return;
         }
         let (mut engines, mut builds) = (BTreeSet::new(), BTreeSet::new());
         for node in core.nodes() {
             engines.extend(node.engines.keys().map(|id| id.fingerprint));
-            engines.extend(node.requesters.values().map(|own| own.observed.requested.fingerprint));
+            engines
+                .extend(node.requesters.values().map(|requester| requester.observed.requested.fingerprint));
             builds.extend(node.providers.values().filter_map(|known| known.build));
             builds.extend(node.accelerators.values().filter_map(|known| known.crashed_build));
         }
@@ -107,7 +108,7 @@ impl ClusterFacts {
         self.fingerprints.retain(|fingerprint| engines.contains(fingerprint));
         self.sources.retain(|build, _| builds.contains(build));
         self.retained = self.revisions.len() + self.fingerprints.len() + self.sources.len();
-        self.changed |= self.retained < known;
+        self.changed |= self.retained < retained;
     }
 
     /// Makes the next [`Self::send_changes`] send everything.
@@ -118,32 +119,32 @@ impl ClusterFacts {
     }
 
     fn current(&self) -> LastSentFacts {
-        let standing = |fingerprint: &EngineFingerprint| {
+        let template_status = |fingerprint: &EngineFingerprint| {
             Some((*fingerprint, self.configs.template_status(*fingerprint)?))
         };
-        let standings =
-            self.fingerprints.iter().filter_map(standing).chain(self.revisions.template_statuses()).collect();
+        let template_statuses = self
+            .fingerprints
+            .iter()
+            .filter_map(template_status)
+            .chain(self.revisions.template_statuses())
+            .collect();
         let sources = self.sources.values().chain(self.configs.sources());
         let terms = |source: &LauncherRevision| Some((source.build(), self.configs.build_policy(source)?));
         let builds = sources.filter_map(terms).collect();
-        let mut now = LastSentFacts {
-            template_statuses: standings,
-            build_policies: builds,
-            ..LastSentFacts::default()
-        };
+        let mut now = LastSentFacts { template_statuses, build_policies: builds, ..LastSentFacts::default() };
         now.silent =
-            self.nodes.iter().filter(|(_, seen)| seen.silent).map(|(node, _)| node.clone()).collect();
+            self.nodes.iter().filter(|(_, observed)| observed.silent).map(|(node, _)| node.clone()).collect();
         for (node, ObservedNode { traits, cordoned, .. }) in &self.nodes {
-            let place = self.node_pool(node);
-            let host = place.map(|(_, terms)| terms.host_sleep_memory).unwrap_or_default();
+            let node_pool = self.node_pool(node);
+            let host = node_pool.map(|(_, terms)| terms.host_sleep_memory).unwrap_or_default();
             now.nodes.insert(node.clone(), PairingNodeFacts { cordoned: *cordoned, host_sleep_memory: host });
-            let Some((place, terms)) = place else { continue };
+            let Some((resolved_node, terms)) = node_pool else { continue };
             if self.missing_taint(node, terms).is_some() {
                 now.untainted.insert(node.clone());
             }
             let met = self.assigned_accelerators.get(node).into_iter().flatten();
             let numbered = self.gpu_map.iter().filter_map(|map| map.get(node)).flat_map(BTreeMap::keys);
-            let all: BTreeSet<&AcceleratorId> = place
+            let all: BTreeSet<&AcceleratorId> = resolved_node
                 .capacities
                 .by_uuid
                 .keys()
@@ -151,19 +152,20 @@ impl ClusterFacts {
                 .chain(numbered)
                 .chain(self.sent_accelerators(node))
                 .collect();
-            let mut told: BTreeMap<&AcceleratorId, AcceleratorFacts> = all
+            let mut accelerators: BTreeMap<&AcceleratorId, AcceleratorFacts> = all
                 .into_iter()
                 .enumerate()
                 .filter_map(|(position, accelerator)| {
-                    Some((accelerator, self.accelerator(node, accelerator, position, place, terms)?))
+                    Some((accelerator, self.accelerator(node, accelerator, position, resolved_node, terms)?))
                 })
                 .collect();
-            let populated = self.launcher_placement(node, traits, &told);
+            let populated = self.launcher_placement(node, traits, &accelerators);
             for accelerator in populated.keys() {
-                told.entry(accelerator).and_modify(|facts| facts.wants_launcher = true);
+                accelerators.entry(accelerator).and_modify(|facts| facts.wants_launcher = true);
             }
             let at = |accelerator: &AcceleratorId| (node.clone(), accelerator.clone());
-            now.accelerators.extend(told.into_iter().map(|(accelerator, facts)| (at(accelerator), facts)));
+            now.accelerators
+                .extend(accelerators.into_iter().map(|(accelerator, facts)| (at(accelerator), facts)));
             now.launcher_configs
                 .extend(populated.into_iter().map(|(accelerator, of)| (at(&accelerator), of)));
         }
@@ -175,15 +177,15 @@ impl ClusterFacts {
         &self,
         node: &NodeName,
         traits: &NodeTraits,
-        told: &BTreeMap<&AcceleratorId, AcceleratorFacts>,
+        accelerators: &BTreeMap<&AcceleratorId, AcceleratorFacts>,
     ) -> BTreeMap<AcceleratorId, ObjectName> {
         let counts = self.configs.counts(traits);
-        let mut well: Vec<_> = told.iter().filter(|(_, facts)| facts.healthy).collect();
-        well.sort_by_key(|(_, facts)| facts.index);
-        let well: Vec<&AcceleratorId> = well.into_iter().map(|(accelerator, _)| *accelerator).collect();
-        let there = |a: &&AcceleratorId| self.launchers.get(&(node.clone(), (*a).clone()));
-        let there = told.keys().filter_map(|a| Some((*a, there(a)?))).collect();
-        population::place_launchers(&counts, &well, &there)
+        let mut healthy: Vec<_> = accelerators.iter().filter(|(_, facts)| facts.healthy).collect();
+        healthy.sort_by_key(|(_, facts)| facts.index);
+        let healthy: Vec<&AcceleratorId> = healthy.into_iter().map(|(accelerator, _)| *accelerator).collect();
+        let launcher_on = |a: &&AcceleratorId| self.launchers.get(&(node.clone(), (*a).clone()));
+        let existing = accelerators.keys().filter_map(|a| Some((*a, launcher_on(a)?))).collect();
+        population::place_launchers(&counts, &healthy, &existing)
     }
 
     fn accelerator(
@@ -191,20 +193,26 @@ impl ClusterFacts {
         node: &NodeName,
         accelerator: &AcceleratorId,
         position: usize,
-        place: &ResolvedNode,
+        resolved_node: &ResolvedNode,
         terms: &PoolTerms,
     ) -> Option<AcceleratorFacts> {
         let index = match &self.gpu_map {
             Some(map) => *map.get(node)?.get(accelerator)?,
             None => u32::try_from(position).ok()?,
         };
-        let capacity = place.capacities.by_uuid.get(accelerator).copied().or(place.capacities.unlisted_each);
+        let capacity = resolved_node
+            .capacities
+            .by_uuid
+            .get(accelerator)
+            .copied()
+            .or(resolved_node.capacities.unlisted_each);
         // A known accelerator that is missing from the node's list is gone.
-        let gone = || {
+        let is_gone = || {
             let place_known = (node.clone(), accelerator.clone());
-            !place.capacities.by_uuid.is_empty() && self.last_sent.accelerators.contains_key(&place_known)
+            !resolved_node.capacities.by_uuid.is_empty()
+                && self.last_sent.accelerators.contains_key(&place_known)
         };
-        let capacity = capacity.or_else(|| gone().then_some(Bytes::ZERO))?;
+        let capacity = capacity.or_else(|| is_gone().then_some(Bytes::ZERO))?;
         Some(AcceleratorFacts {
             index,
             capacity,

@@ -25,17 +25,17 @@ pub(super) fn address(pod: &Pod) -> Option<IpAddr> {
 /// Returns the status of the engine's or stub's container.
 pub(super) fn container(pod: &Pod) -> Option<&ContainerStatus> {
     let all = pod.status.as_ref()?.container_statuses.as_ref()?;
-    all.iter().find(|own| own.name == keys::CONTAINER)
+    all.iter().find(|status| status.name == keys::CONTAINER)
 }
 
 /// Returns the container's id while it runs.
-pub(super) fn running_container_id(own: &ContainerStatus) -> Option<Uid> {
-    own.state.as_ref()?.running.as_ref()?;
-    own.container_id.as_deref().map(Uid::from)
+pub(super) fn running_container_id(status: &ContainerStatus) -> Option<Uid> {
+    status.state.as_ref()?.running.as_ref()?;
+    status.container_id.as_deref().map(Uid::from)
 }
 
-pub(super) fn started_at(own: &ContainerStatus) -> Option<Tick> {
-    own.state.as_ref()?.running.as_ref()?.started_at.as_ref().map(tick)
+pub(super) fn started_at(status: &ContainerStatus) -> Option<Tick> {
+    status.state.as_ref()?.running.as_ref()?.started_at.as_ref().map(tick)
 }
 
 pub(super) fn has_ended(pod: &Pod) -> bool {
@@ -53,15 +53,15 @@ pub(super) fn deleting(pod: &Pod) -> Option<Tick> {
 
 /// Returns why that container does not run, or why it ended before.
 pub(super) fn container_failure(pod: &Pod) -> Option<String> {
-    let own = container(pod)?;
+    let status = container(pod)?;
     let ended =
-        [&own.state, &own.last_state].into_iter().flatten().find_map(|state| state.terminated.as_ref());
+        [&status.state, &status.last_state].into_iter().flatten().find_map(|state| state.terminated.as_ref());
     if let Some(ended) = ended {
         let reason = ended.reason.as_deref().filter(|reason| *reason != "Error");
         let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
         return Some(format!("the container exited with code {}{reason}", ended.exit_code));
     }
-    let (reason, message) = engine_pod::waiting_reason(own)?;
+    let (reason, message) = engine_pod::waiting_reason(status)?;
     let message = Some(message).filter(|message| !message.is_empty());
     let message = message.map(|message| format!(": {message}")).unwrap_or_default();
     Some(
@@ -76,13 +76,13 @@ pub(super) fn provider_phase(pod: &Pod) -> ProviderPhase {
     if has_ended(pod) {
         return ProviderPhase::Terminated;
     }
-    let Some(own) = container(pod) else { return ProviderPhase::Pending };
-    match (running_container_id(own), own.ready) {
+    let Some(status) = container(pod) else { return ProviderPhase::Pending };
+    match (running_container_id(status), status.ready) {
         (Some(_), true) => ProviderPhase::Ready,
-        (Some(_), false) if own.restart_count == 0 => ProviderPhase::Running,
+        (Some(_), false) if status.restart_count == 0 => ProviderPhase::Running,
         (None, _)
-            if own.restart_count == 0
-                && own.last_state.as_ref().is_none_or(|last| last.terminated.is_none()) =>
+            if status.restart_count == 0
+                && status.last_state.as_ref().is_none_or(|last| last.terminated.is_none()) =>
         {
             ProviderPhase::Pending
         }

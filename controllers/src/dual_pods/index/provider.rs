@@ -67,16 +67,17 @@ impl ProviderPod {
     }
 
     pub(super) fn launcher(pod: &Pod, node: NodeName, id: ProviderId) -> Option<Self> {
-        let mut own = Self::new(pod, node, id, launcher_engines::read(pod))?;
-        own.source = LauncherRevision::read(pod);
-        own.observed.build = own.source.as_ref().map(LauncherRevision::build);
-        own.fully_parsed = own.engines.len() == launcher_engines::count(pod);
-        Some(own)
+        let mut provider = Self::new(pod, node, id, launcher_engines::read(pod))?;
+        provider.source = LauncherRevision::read(pod);
+        provider.observed.build = provider.source.as_ref().map(LauncherRevision::build);
+        provider.fully_parsed = provider.engines.len() == launcher_engines::count(pod);
+        Some(provider)
     }
 
-    fn new(pod: &Pod, node: NodeName, id: ProviderId, inside: Vec<LauncherEngine>) -> Option<Self> {
+    fn new(pod: &Pod, node: NodeName, id: ProviderId, engines: Vec<LauncherEngine>) -> Option<Self> {
         let uid = Uid::from(pod.uid()?);
-        let restarts = container(pod).map_or(0, |own| u32::try_from(own.restart_count).unwrap_or_default());
+        let restarts =
+            container(pod).map_or(0, |status| u32::try_from(status.restart_count).unwrap_or_default());
         Some(Self {
             name: ObjectName::new(pod.namespace()?, pod.name_any()),
             uid: uid.clone(),
@@ -98,9 +99,9 @@ impl ProviderPod {
                 restarts,
                 build: None,
                 memory_limit: memory_limit(pod),
-                records: inside.iter().map(|own| own.record.clone()).collect(),
+                records: engines.iter().map(|engine| engine.record.clone()).collect(),
             },
-            engines: inside.into_iter().map(|own| (own.record.engine.clone(), own)).collect(),
+            engines: engines.into_iter().map(|engine| (engine.record.engine.clone(), engine)).collect(),
         })
     }
 
@@ -161,13 +162,13 @@ impl ProviderPod {
 /// Spec and status differ while a resize is under way.
 fn memory_limit(pod: &Pod) -> Option<Bytes> {
     let spec = pod.spec.as_ref()?;
-    let own = spec.containers.iter().find(|own| own.name == keys::CONTAINER);
-    let said = [
-        own.and_then(|own| own.resources.as_ref()),
-        container(pod).and_then(|own| own.resources.as_ref()),
+    let spec_container = spec.containers.iter().find(|container| container.name == keys::CONTAINER);
+    let requirements = [
+        spec_container.and_then(|container| container.resources.as_ref()),
+        container(pod).and_then(|status| status.resources.as_ref()),
         spec.resources.as_ref(),
     ];
-    let limits = said.into_iter().flatten().filter_map(|resources| resources.limits.as_ref());
+    let limits = requirements.into_iter().flatten().filter_map(|resources| resources.limits.as_ref());
     limits.filter_map(|limits| amount::bytes(&limits.get("memory")?.0)).min()
 }
 

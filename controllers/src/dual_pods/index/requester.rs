@@ -81,7 +81,7 @@ impl RequesterPod {
             grace: pod.spec.as_ref()?.termination_grace_period_seconds.and_then(seconds),
             deletion_grace: pod.metadata.deletion_grace_period_seconds.and_then(seconds),
             terminated: has_ended(pod),
-            finalizer: pod.finalizers().iter().any(|own| own == keys::REQUESTER_FINALIZER),
+            finalizer: pod.finalizers().iter().any(|finalizer| finalizer == keys::REQUESTER_FINALIZER),
             revision: TemplateRevision::of(pod),
             owner: ModelRef::of_requester(pod),
             dual: pod.labels().get(keys::DUAL).cloned(),
@@ -118,15 +118,15 @@ impl RequesterPod {
         bound: impl FnOnce() -> Option<RequestedEngine>,
     ) -> Option<PairingEvent> {
         let node = self.node.clone()?;
-        let goes = self.deleting_since.is_some() || self.terminated;
-        let asked = self.spec.as_ref().and_then(|asked| asked.as_ref().ok());
-        let ask = asked.and_then(|asked| asked.resolve(&node, facts).ok());
-        let ask = ask.or_else(bound).or_else(|| goes.then(RequesterSpec::empty_request))?;
-        if !facts.has_node(&node) && !goes {
+        let is_leaving = self.deleting_since.is_some() || self.terminated;
+        let spec = self.spec.as_ref().and_then(|spec| spec.as_ref().ok());
+        let requested = spec.and_then(|spec| spec.resolve(&node, facts).ok());
+        let requested = requested.or_else(bound).or_else(|| is_leaving.then(RequesterSpec::empty_request))?;
+        if !facts.has_node(&node) && !is_leaving {
             return None;
         }
-        let seen = ObservedRequester {
-            requested: ask,
+        let observed = ObservedRequester {
+            requested,
             created: self.created,
             stub_container: self.stub_container.clone().filter(|_| self.stub_address.is_some()),
             accelerators: self.accelerators.clone(),
@@ -135,7 +135,7 @@ impl RequesterPod {
             terminated: self.terminated,
             finalizer: self.finalizer,
         };
-        Some(PairingEvent::RequesterObserved { node, requester: self.id.clone(), observed: seen })
+        Some(PairingEvent::RequesterObserved { node, requester: self.id.clone(), observed })
     }
 }
 

@@ -34,28 +34,28 @@ fn all(uids: &[&str]) -> Delta<Pod> {
 }
 
 /// The events of these changes: `+uid` seen, `-uid` gone, `?uid` gone without a seen end.
-fn event_log(directory: &mut PodIndex, changes: impl IntoIterator<Item = Delta<Pod>>) -> Vec<String> {
-    let mut told = Vec::new();
+fn event_log(index: &mut PodIndex, changes: impl IntoIterator<Item = Delta<Pod>>) -> Vec<String> {
+    let mut log = Vec::new();
     for change in changes {
-        directory.apply(change, &ClusterFacts::default(), &mut |event| match event {
-            PairingEvent::ProviderObserved { observed: seen, .. } => told.push(format!("+{}", seen.uid)),
-            PairingEvent::ProviderGone { uid, .. } => told.push(format!("-{uid}")),
-            PairingEvent::ProviderVanished { uid, .. } => told.push(format!("?{uid}")),
+        index.apply(change, &ClusterFacts::default(), &mut |event| match event {
+            PairingEvent::ProviderObserved { observed: seen, .. } => log.push(format!("+{}", seen.uid)),
+            PairingEvent::ProviderGone { uid, .. } => log.push(format!("-{uid}")),
+            PairingEvent::ProviderVanished { uid, .. } => log.push(format!("?{uid}")),
             other => panic!("{other:?}"),
         });
     }
-    told
+    log
 }
 
 #[test]
 fn a_watch_that_is_behind_a_list_takes_nothing_away_that_the_list_has() {
-    let mut directory = PodIndex::new(ProviderMode::Sleep);
+    let mut index = PodIndex::new(ProviderMode::Sleep);
     let gone = || Delta::Deleted(ObjectName::new("ns", "n-1-dual"));
-    assert_eq!(event_log(&mut directory, [all(&["old"])]), ["+old"]);
-    directory.apply_lists(vec![all(&["new"])], &ClusterFacts::default());
+    assert_eq!(event_log(&mut index, [all(&["old"])]), ["+old"]);
+    index.apply_lists(vec![all(&["new"])], &ClusterFacts::default());
     let later = [applied("old"), gone(), applied("new")];
-    assert_eq!(event_log(&mut directory, later), ["+new"], "of the old one nothing is heard any more");
-    assert_eq!(event_log(&mut directory, [gone()]), ["-new"]);
+    assert_eq!(event_log(&mut index, later), ["+new"], "of the old one nothing is heard any more");
+    assert_eq!(event_log(&mut index, [gone()]), ["-new"]);
 }
 
 /// Versions of the indexed Pods.
@@ -72,10 +72,10 @@ fn versioned(uid: &str, name: &str, version: u64) -> Pod {
 
 #[test]
 fn what_a_watch_says_while_a_list_is_under_way_is_neither_lost_nor_undone_by_it() {
-    let mut directory = PodIndex::new(ProviderMode::Sleep);
+    let mut index = PodIndex::new(ProviderMode::Sleep);
     let apply = |pod: Pod| Delta::Applied(Box::new(WatchedObject::Readable(pod)));
     let [a, b, c] = ["n-a-dual", "n-b-dual", "n-c-dual"];
-    directory.defer_changes();
+    index.defer_changes();
     // The list has version 10. Before it arrived, the watch was at 9 and then at 13.
     let meanwhile = [
         apply(versioned("a", a, 5)),
@@ -84,29 +84,29 @@ fn what_a_watch_says_while_a_list_is_under_way_is_neither_lost_nor_undone_by_it(
         apply(versioned("c", c, 12)),
         Delta::Deleted(ObjectName::new("ns", a)),
     ];
-    assert_eq!(event_log(&mut directory, meanwhile), [""; 0]);
+    assert_eq!(event_log(&mut index, meanwhile), [""; 0]);
     let objects = [versioned("a", a, 5), versioned("b", b, 10)].map(WatchedObject::Readable).into();
-    directory.apply_lists(vec![Delta::All { namespace: None, objects }], &ClusterFacts::default());
-    assert_eq!(versions(&directory), [11, 12]);
+    index.apply_lists(vec![Delta::All { namespace: None, objects }], &ClusterFacts::default());
+    assert_eq!(versions(&index), [11, 12]);
     // A watch event from before the list changes nothing.
-    assert_eq!(event_log(&mut directory, [apply(versioned("b", b, 9))]), [""; 0]);
-    assert_eq!(event_log(&mut directory, [apply(versioned("b", b, 14))]), ["+b"]);
+    assert_eq!(event_log(&mut index, [apply(versioned("b", b, 9))]), [""; 0]);
+    assert_eq!(event_log(&mut index, [apply(versioned("b", b, 14))]), ["+b"]);
 }
 
 #[test]
 fn a_pod_of_the_same_name_tells_that_the_one_before_is_gone() {
-    let mut directory = PodIndex::new(ProviderMode::Sleep);
-    assert_eq!(event_log(&mut directory, [applied("a"), applied("b")]), ["+a", "-a", "+b"]);
-    assert_eq!(event_log(&mut directory, [all(&[])]), ["-b"]);
+    let mut index = PodIndex::new(ProviderMode::Sleep);
+    assert_eq!(event_log(&mut index, [applied("a"), applied("b")]), ["+a", "-a", "+b"]);
+    assert_eq!(event_log(&mut index, [all(&[])]), ["-b"]);
 }
 
 #[test]
 fn a_pod_whose_end_nobody_saw_is_not_told_to_have_ended() {
-    let mut directory = PodIndex::new(ProviderMode::Sleep);
+    let mut index = PodIndex::new(ProviderMode::Sleep);
     let gone = || Delta::Deleted(ObjectName::new("ns", "n-1-dual"));
-    assert_eq!(event_log(&mut directory, [placed("a", "Running"), gone()]), ["+a", "?a"]);
+    assert_eq!(event_log(&mut index, [placed("a", "Running"), gone()]), ["+a", "?a"]);
     assert_eq!(
-        event_log(&mut directory, [placed("b", "Running"), placed("b", "Failed"), gone()]),
+        event_log(&mut index, [placed("b", "Running"), placed("b", "Failed"), gone()]),
         ["+b", "+b", "-b"]
     );
 }

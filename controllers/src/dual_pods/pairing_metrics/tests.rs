@@ -55,14 +55,14 @@ fn launcher_metric_lines(metrics: &prometheus::Registry) -> Vec<String> {
 fn a_launcher_that_does_not_become_ready_is_stuck_after_a_while_and_one_of_another_template_is_stale() {
     let metrics = prometheus::Registry::new();
     let (facts, hash) = facts();
-    let mut directory = PodIndex::new(ProviderMode::Launcher);
+    let mut index = PodIndex::new(ProviderMode::Launcher);
     let mut census = PairingMetrics::new(DualPodMetrics::new(&metrics));
-    let mut see = |census: &mut PairingMetrics, seen: Pod, now: Tick| {
+    let mut see = |pairing_metrics: &mut PairingMetrics, seen: Pod, now: Tick| {
         let name = ObjectName::new("ns", seen.name_any());
-        directory.apply(Delta::Applied(Box::new(WatchedObject::Readable(seen))), &facts, &mut drop);
-        let sight = MetricsInputs { index: &directory, facts: &facts, now };
-        census.recount(&name, sight);
-        census.recount_due(sight);
+        index.apply(Delta::Applied(Box::new(WatchedObject::Readable(seen))), &facts, &mut drop);
+        let inputs = MetricsInputs { index: &index, facts: &facts, now };
+        pairing_metrics.recount(&name, inputs);
+        pairing_metrics.recount_due(inputs);
         launcher_metric_lines(&metrics)
     };
     let later = |seconds: u64| CREATED + Millis::secs(seconds);
@@ -86,17 +86,17 @@ fn a_launcher_that_does_not_become_ready_is_stuck_after_a_while_and_one_of_anoth
 fn what_is_due_is_looked_at_without_any_news_of_it() {
     let metrics = prometheus::Registry::new();
     let (facts, hash) = facts();
-    let mut directory = PodIndex::new(ProviderMode::Launcher);
+    let mut index = PodIndex::new(ProviderMode::Launcher);
     let mut census = PairingMetrics::new(DualPodMetrics::new(&metrics));
-    directory.apply(
+    index.apply(
         Delta::Applied(Box::new(WatchedObject::Readable(launcher(None, &hash, false)))),
         &facts,
         &mut drop,
     );
-    let sight = |now| MetricsInputs { index: &directory, facts: &facts, now };
-    census.begin(sight(CREATED));
-    census.recount_due(sight(CREATED + Millis::secs(119)));
+    let inputs = |now| MetricsInputs { index: &index, facts: &facts, now };
+    census.begin(inputs(CREATED));
+    census.recount_due(inputs(CREATED + Millis::secs(119)));
     assert_eq!(launcher_metric_lines(&metrics), ["\"unbound\"} 1"]);
-    census.recount_due(sight(CREATED + Millis::secs(120)));
+    census.recount_due(inputs(CREATED + Millis::secs(120)));
     assert_eq!(launcher_metric_lines(&metrics), ["\"stuck_scheduling\"} 1"]);
 }

@@ -21,29 +21,29 @@ const HOSTNAME: &str = "kubernetes.io/hostname";
 /// Forces the spec's fields and returns the engine's port; `None` if the engine's container is missing.
 pub(super) fn force(
     spec: &mut PodSpec,
-    place: &ProviderPlacement<'_>,
-    make: &ProviderSettings,
+    placement: &ProviderPlacement<'_>,
+    settings: &ProviderSettings,
 ) -> Option<u16> {
-    pin(spec, place.node.as_str());
+    pin(spec, placement.node.as_str());
     // A restarted engine would take memory without a reservation.
     spec.restart_policy = Some("Never".to_owned());
-    let own = spec.containers.iter_mut().find(|own| own.name == keys::CONTAINER)?;
-    let visible = match place.numbers {
+    let container = spec.containers.iter_mut().find(|container| container.name == keys::CONTAINER)?;
+    let visible = match placement.numbers {
         Some(numbers) => numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(","),
-        None => keys::join_ids(place.accelerators),
+        None => keys::join_ids(placement.accelerators),
     };
-    set(own, "CUDA_VISIBLE_DEVICES", visible);
+    set(container, "CUDA_VISIBLE_DEVICES", visible);
     // By default CUDA orders devices by speed, which differs from the order that everything else uses.
-    set(own, "CUDA_DEVICE_ORDER", "PCI_BUS_ID".to_owned());
-    let resources = own.resources.get_or_insert_with(ResourceRequirements::default);
+    set(container, "CUDA_DEVICE_ORDER", "PCI_BUS_ID".to_owned());
+    let resources = container.resources.get_or_insert_with(ResourceRequirements::default);
     for amounts in [&mut resources.limits, &mut resources.requests] {
         let amounts = amounts.get_or_insert_default();
-        amounts.insert(make.resource.clone(), Quantity("0".to_owned()));
+        amounts.insert(settings.resource.clone(), Quantity("0".to_owned()));
     }
-    let readiness = readiness::readiness_endpoint(own);
+    let readiness = readiness::readiness_endpoint(container);
     if !readiness.probed {
         // Without a probe the Pod is ready before its engine is.
-        own.readiness_probe = Some(probe(&readiness));
+        container.readiness_probe = Some(probe(&readiness));
     }
     Some(readiness.port)
 }
@@ -71,8 +71,8 @@ fn pin(spec: &mut PodSpec, node: &str) {
     }
 }
 
-fn set(own: &mut Container, name: &str, value: String) {
-    let all = own.env.get_or_insert_default();
+fn set(container: &mut Container, name: &str, value: String) {
+    let all = container.env.get_or_insert_default();
     all.retain(|env| env.name != name);
     all.push(EnvVar { name: name.to_owned(), value: Some(value), ..EnvVar::default() });
 }

@@ -13,10 +13,10 @@ const MAX_NAME_CHARS: usize = 63;
 /// The name of an engine that sleeps also has eight digits of its fingerprint, since several such engines may share
 /// accelerators.
 #[must_use]
-pub fn name(place: &ProviderPlacement<'_>, engine: &PairingEngineId) -> String {
+pub fn name(placement: &ProviderPlacement<'_>, engine: &PairingEngineId) -> String {
     let node: String =
-        place.node.as_str().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-    let mask = place.numbers.map_or_else(|| hashed(&by_uuid(place), 8), mask);
+        placement.node.as_str().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+    let mask = placement.numbers.map_or_else(|| hashed(&by_uuid(placement), 8), mask);
     let fingerprint = match engine.mode {
         ProviderMode::Sleep => format!("-{:08x}", engine.fingerprint.0 >> 32),
         ProviderMode::Plain | ProviderMode::Launcher => String::new(),
@@ -27,13 +27,13 @@ pub fn name(place: &ProviderPlacement<'_>, engine: &PairingEngineId) -> String {
         return whole;
     }
     let hash = hashed(&whole, 8);
-    let kept = MAX_NAME_CHARS.saturating_sub(fingerprint.len() + "-dual".len() + hash.len() + 1);
-    let cut: String = whole.chars().take(kept).collect();
+    let max_prefix = MAX_NAME_CHARS.saturating_sub(fingerprint.len() + "-dual".len() + hash.len() + 1);
+    let cut: String = whole.chars().take(max_prefix).collect();
     format!("{}-{hash}{fingerprint}-dual", cut.trim_end_matches('-'))
 }
 
-fn by_uuid(place: &ProviderPlacement<'_>) -> String {
-    place.accelerators.iter().map(|id| format!("{id},")).collect()
+fn by_uuid(placement: &ProviderPlacement<'_>) -> String {
+    placement.accelerators.iter().map(|id| format!("{id},")).collect()
 }
 
 /// Sets a bit for each number; renders the mask in hexadecimal of any length.

@@ -65,10 +65,10 @@ fn where_nodes_cannot_be_read_a_pool_is_what_it_says() {
     let mut index = ClusterIndex::new(WatchScope { nodes: false, ..SCOPE });
     index.apply(pool("p", json!({"memory": "128Gi"})));
     index.apply(pool("q", json!({})));
-    let settled = index.resolved();
-    assert_eq!((settled.pools["p"].total, settled.pools["p"].units), (Some(Bytes::gib(128)), None));
-    assert!(settled.pools["p"].problem.is_none());
-    assert_eq!(trouble(&settled, "q").0, "NoCapacity");
+    let resolved = index.resolved();
+    assert_eq!((resolved.pools["p"].total, resolved.pools["p"].units), (Some(Bytes::gib(128)), None));
+    assert!(resolved.pools["p"].problem.is_none());
+    assert_eq!(trouble(&resolved, "q").0, "NoCapacity");
     for kind in [ObjectKind::Model, ObjectKind::Pool] {
         assert!(!index.is_complete());
         index.apply_list(kind, None, &BTreeSet::from([ObjectKey::Pool("p".into())]));
@@ -116,11 +116,11 @@ fn a_stub_that_cannot_be_read_is_not_replaced_by_labels() {
     }
     let metadata = ObjectMeta { name: Some("a".into()), ..ObjectMeta::default() };
     index.unreadable(ObjectKind::AcceleratorNode, &metadata, "capacity is missing");
-    let settled = index.resolved();
-    assert_eq!(settled.pools["p"].total, Some(Bytes::gib(80)));
-    let doubt = settled.nodes["a"].warning.as_deref().unwrap();
+    let resolved = index.resolved();
+    assert_eq!(resolved.pools["p"].total, Some(Bytes::gib(80)));
+    let doubt = resolved.nodes["a"].warning.as_deref().unwrap();
     assert!(doubt.contains("capacity is missing"), "{doubt}");
-    assert_eq!((settled.nodes["a"].accelerators, settled.nodes["b"].accelerators), (0, 1));
+    assert_eq!((resolved.nodes["a"].accelerators, resolved.nodes["b"].accelerators), (0, 1));
     index.delete(&ObjectKey::AcceleratorNode("a".into()));
     assert_eq!(index.resolved().pools["p"].total, Some(Bytes::gib(720)));
 }
@@ -138,33 +138,33 @@ fn a_node_in_two_pools_is_in_neither_and_both_say_so() {
     assert_eq!(index.resolved().pools["fast"].total, Some(Bytes::gib(80)));
     assert_eq!(trouble(&index.resolved(), "large").0, "NoNodes");
     index.apply(both);
-    let settled = index.resolved();
+    let resolved = index.resolved();
     for (pool, other) in [("fast", "large"), ("large", "fast")] {
-        let (reason, text) = trouble(&settled, pool);
+        let (reason, text) = trouble(&resolved, pool);
         assert_eq!(reason, "Overlap");
         assert!(text.contains(&format!("'{other}' (node n2)")), "{text}");
-        assert_eq!(settled.pools[pool].total, None);
+        assert_eq!(resolved.pools[pool].total, None);
     }
-    assert_eq!((&settled.nodes["n1"].pool, &settled.nodes["n2"].pool), (&Some("fast".into()), &None));
+    assert_eq!((&resolved.nodes["n1"].pool, &resolved.nodes["n2"].pool), (&Some("fast".into()), &None));
     index.delete(&ObjectKey::Node("n2".into()));
     assert!(index.resolved().pools["fast"].problem.is_none(), "it is over when the node is");
 }
 
 #[test]
 fn selectors_of_which_one_contains_the_other_overlap_without_any_node() {
-    let settled = settled([
+    let resolved = settled([
         pool("all", json!({"nodeSelector": {"a": "1"}, "memory": "1Gi"})),
         pool("same", json!({"nodeSelector": {"a": "1"}})),
         pool("some", json!({"nodeSelector": {"a": "1", "b": "2"}})),
         pool("other", json!({"nodeSelector": {"b": "2", "c": "3"}})),
     ]);
     for (pool, others) in [("all", "'same', 'some'"), ("same", "'all', 'some'"), ("some", "'all', 'same'")] {
-        let (reason, text) = trouble(&settled, pool);
+        let (reason, text) = trouble(&resolved, pool);
         assert_eq!(reason, "Overlap");
         assert!(text.contains(&format!("shares nodes with {others}:")), "{pool}: {text}");
     }
     // A node could be in both pools, though none is.
-    assert_eq!(trouble(&settled, "other").0, "NoNodes");
+    assert_eq!(trouble(&resolved, "other").0, "NoNodes");
 }
 
 #[test]
@@ -179,11 +179,11 @@ fn a_pool_that_means_nothing_says_what_and_keeps_its_nodes_from_others() {
         (json!({"slots": 0}), "InvalidSpec", "slots"),
         (json!({"nodeSelector": {}}), "InvalidSpec", "nodeSelector is empty"),
     ] {
-        let settled = settled([pool("p", fields.clone()), pool("q", json!({})), node("n", "q", json!("1"))]);
-        let (found, text) = trouble(&settled, "p");
+        let resolved = settled([pool("p", fields.clone()), pool("q", json!({})), node("n", "q", json!("1"))]);
+        let (found, text) = trouble(&resolved, "p");
         assert_eq!(found, reason, "{fields}: {text}");
         assert!(text.contains(says), "{fields}: {text}");
-        assert_eq!(settled.pools["q"].total, Some(Bytes::gib(80)), "{fields}: another is affected");
+        assert_eq!(resolved.pools["q"].total, Some(Bytes::gib(80)), "{fields}: another is affected");
     }
     let twin = pool("twin", json!({"nodeSelector": {"inference-pool": "p"}}));
     let settled = settled([pool("p", json!({"memory": "x"})), twin]);

@@ -16,20 +16,20 @@ fn world() -> Vec<IndexedObject> {
 #[test]
 fn a_model_goes_to_the_pool_that_has_all_of_its_nodes() {
     let rack = json!({"inference-pool": "default", "rack": "7"});
-    let settled = settled(world().into_iter().chain([
+    let resolved = settled(world().into_iter().chain([
         model("exact", json!({"accelerators": 2, "memory": "75Gi", "memoryAsleep": "2Gi"})),
         model("narrower", json!({"nodeSelector": rack})),
     ]));
-    assert_eq!(settled.served.len(), 3);
-    assert!(settled.rejected.is_empty());
-    for served in settled.served.values() {
+    assert_eq!(resolved.served.len(), 3);
+    assert!(resolved.rejected.is_empty());
+    for served in resolved.served.values() {
         assert_eq!(served.pool.as_deref(), Some("default"));
         assert!(
             matches!(&served.spec.accelerators, AcceleratorRequirement::InPool { pool, .. } if pool.as_str() == "default")
         );
         assert_eq!((&served.blocked_by, served.notes.len()), (&None, 0));
     }
-    let exact = &settled.served[&object("exact")];
+    let exact = &resolved.served[&object("exact")];
     let memory = EngineMemory { awake: Bytes::gib(75), asleep: Bytes::gib(2), host: Bytes::ZERO };
     assert_eq!(exact.spec.memory, memory, "on each accelerator");
     assert_eq!(exact.spec.accelerators, AcceleratorRequirement::InPool { pool: "default".into(), count: 2 });
@@ -70,24 +70,24 @@ fn what_is_wrong_with_one_object_is_told_there_and_nowhere_else() {
             "remove minReplicas",
         ),
     ] {
-        let settled = settled(bad.into_iter().chain(world()));
-        let name = settled.rejected.keys().next().unwrap_or_else(|| panic!("{reason}: all is well"));
-        let (found, text) = rejected(&settled, &name.name.clone());
+        let resolved = settled(bad.into_iter().chain(world()));
+        let name = resolved.rejected.keys().next().unwrap_or_else(|| panic!("{reason}: all is well"));
+        let (found, text) = rejected(&resolved, &name.name.clone());
         assert_eq!(found, reason, "{text}");
         assert!(text.contains(says), "{reason}: {text}");
-        assert_eq!(settled.rejected.len(), 1, "{reason}");
-        assert_eq!(settled.served.get(&object("good")), Some(&before), "{reason}: another is affected");
+        assert_eq!(resolved.rejected.len(), 1, "{reason}");
+        assert_eq!(resolved.served.get(&object("good")), Some(&before), "{reason}: another is affected");
     }
 }
 
 #[test]
 fn who_needs_a_model_that_no_pool_takes_is_not_served_either() {
     let nowhere = json!({"nodeSelector": {"a": "b"}});
-    let settled = settled(
+    let resolved = settled(
         world().into_iter().chain([model("base", nowhere), model("top", json!({"dependencies": ["base"]}))]),
     );
-    assert_eq!(rejected(&settled, "base").0, "NoPool");
-    assert_eq!(rejected(&settled, "top").0, "DependencyRefused");
+    assert_eq!(rejected(&resolved, "base").0, "NoPool");
+    assert_eq!(rejected(&resolved, "top").0, "DependencyRefused");
 }
 
 #[test]
@@ -97,11 +97,11 @@ fn what_a_model_needs_goes_by_the_names_of_models() {
         "containerImage": null, "memory": null});
     let objects =
         [model("base", json!({"modelName": "org/base"})), model("elsewhere", elsewhere), model("top", top)];
-    let settled = settled(world().into_iter().chain(objects));
-    let needs = |name: &str| settled.served[&object(name)].spec.dependencies.clone();
+    let resolved = settled(world().into_iter().chain(objects));
+    let needs = |name: &str| resolved.served[&object(name)].spec.dependencies.clone();
     assert_eq!(needs("top"), ["org/base".into(), "org/elsewhere".into()]);
     assert_eq!((needs("base"), needs("elsewhere")), (vec![], vec![]));
-    assert_eq!(settled.served[&object("top")].spec.min_replicas, 1);
+    assert_eq!(resolved.served[&object("top")].spec.min_replicas, 1);
 }
 
 #[test]
@@ -138,11 +138,11 @@ fn a_model_of_a_pool_in_trouble_waits_and_says_why() {
 fn a_selector_of_two_pools_that_share_no_node_is_the_models_mistake() {
     let both = json!({"nodeSelector": {"inference-pool": "default", "rack": "7"}});
     let rack = json!({"nodeSelector": {"rack": "7"}});
-    let settled = settled(world().into_iter().chain([pool("rack", rack), model("both", both)]));
-    let (reason, text) = rejected(&settled, "both");
+    let resolved = settled(world().into_iter().chain([pool("rack", rack), model("both", both)]));
+    let (reason, text) = rejected(&resolved, "both");
     assert_eq!(reason, "SeveralPools");
     assert!(text.contains("'default', 'rack'"), "{text}");
-    assert!(settled.pools["default"].problem.is_none());
+    assert!(resolved.pools["default"].problem.is_none());
 }
 
 #[test]
@@ -152,17 +152,17 @@ fn a_pools_terms_bind_its_models() {
         "namespaceQuota": {"chat": "100Gi", "*": "10Gi"},
         "maxPriority": 5,
     });
-    let settled = settled([
+    let resolved = settled([
         pool("default", terms),
         node("n", "default", json!("8")),
         model("high", json!({"priority": 50})),
         model("low", json!({"priority": -3})),
     ]);
-    let [high, low] = ["high", "low"].map(|name| &settled.served[&object(name)]);
+    let [high, low] = ["high", "low"].map(|name| &resolved.served[&object(name)]);
     assert_eq!((high.spec.priority, low.spec.priority), (5, -3));
     assert!(high.notes[0].contains("limited to 5") && low.notes.is_empty(), "{:?}", high.notes);
     assert_eq!(high.quota, Some(Bytes::gib(100)));
-    let terms = settled.pools["default"].terms.as_ref().unwrap();
+    let terms = resolved.pools["default"].terms.as_ref().unwrap();
     assert_eq!(terms.quota("b"), Some(Bytes::gib(10)));
     assert!(terms.allows("b") && !terms.allows("c"));
 }
@@ -211,10 +211,10 @@ fn an_external_model_needs_no_pool() {
         "containerImage": null,
         "memory": null,
     });
-    let settled = settled([model("m", fields)]);
-    let served = settled.find(&"org/m".into()).unwrap();
-    assert_eq!(settled.served.get(&object("m")), Some(served));
-    assert_eq!(settled.find(&"short".into()), None);
+    let resolved = settled([model("m", fields)]);
+    let served = resolved.find(&"org/m".into()).unwrap();
+    assert_eq!(resolved.served.get(&object("m")), Some(served));
+    assert_eq!(resolved.find(&"short".into()), None);
     assert_eq!((&served.pool, &served.blocked_by, served.pods()), (&None, &None, None));
     assert_eq!(served.spec.accelerators, AcceleratorRequirement::Count(0));
 }
@@ -235,12 +235,12 @@ fn what_cannot_be_read_keeps_its_name_and_what_is_deleted_serves_no_more() {
     // Two models that were never readable do not conflict with each other.
     index.unreadable(ObjectKind::Model, &metadata("x"), "spec is missing");
     index.unreadable(ObjectKind::Model, &metadata("y"), "spec is missing");
-    let settled = index.resolved();
-    let (reason, text) = rejected(&settled, "good");
+    let resolved = index.resolved();
+    let (reason, text) = rejected(&resolved, "good");
     assert_eq!((reason, text.as_str()), ("Unreadable", "the object cannot be read: spec.memory: a map"));
-    assert_eq!(rejected(&settled, "newer").0, "DuplicateName");
+    assert_eq!(rejected(&resolved, "newer").0, "DuplicateName");
     for name in ["x", "y"] {
-        let refused = &settled.rejected[&object(name)].rejections;
+        let refused = &resolved.rejected[&object(name)].rejections;
         assert_eq!(refused.all(), [Rejection::Unreadable("spec is missing".into())]);
     }
     // The model is readable again, at the same generation: the index converts it again.

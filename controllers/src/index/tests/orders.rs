@@ -99,26 +99,26 @@ impl ObjectUpdate {
 }
 
 /// Reorders updates of different objects by their numbers, and keeps the order within each object.
-fn shuffled(told: &[(usize, ObjectUpdate)]) -> Vec<ObjectUpdate> {
+fn shuffled(updates: &[(usize, ObjectUpdate)]) -> Vec<ObjectUpdate> {
     let mut places: BTreeMap<ObjectKey, Vec<usize>> = BTreeMap::new();
-    told.iter().for_each(|(place, told)| places.entry(told.key()).or_default().push(*place));
+    updates.iter().for_each(|(place, told)| places.entry(told.key()).or_default().push(*place));
     places.values_mut().for_each(|places| places.sort_unstable_by(|a, b| b.cmp(a)));
     let place =
         |(_, told): &(usize, ObjectUpdate)| (places.get_mut(&told.key()).and_then(Vec::pop), told.clone());
-    let mut all: Vec<_> = told.iter().map(place).collect();
+    let mut all: Vec<_> = updates.iter().map(place).collect();
     all.sort_by_key(|(place, _)| *place);
     all.into_iter().map(|(_, told)| told).collect()
 }
 
 /// Keeps only the updates that matter in the end: for each object, those since it was last readable or deleted.
-fn latest(told: &[(usize, ObjectUpdate)]) -> Vec<ObjectUpdate> {
+fn latest(updates: &[(usize, ObjectUpdate)]) -> Vec<ObjectUpdate> {
     let mut last: BTreeMap<ObjectKey, Vec<ObjectUpdate>> = BTreeMap::new();
-    for (_, told) in told {
-        let known = last.entry(told.key()).or_default();
-        if !matches!(told, ObjectUpdate::Unreadable(..)) {
+    for (_, update) in updates {
+        let known = last.entry(update.key()).or_default();
+        if !matches!(update, ObjectUpdate::Unreadable(..)) {
             known.clear();
         }
-        known.push(told.clone());
+        known.push(update.clone());
     }
     last.into_values().rev().flatten().collect()
 }

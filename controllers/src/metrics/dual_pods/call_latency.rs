@@ -17,8 +17,8 @@ pub struct CallLatencyObserver {
 }
 
 impl CallLatencyObserver {
-    pub(super) fn new(told: HistogramVec, namespace: &str, config: &str) -> Self {
-        Self { histogram: told, namespace: namespace.to_owned(), config: config.to_owned() }
+    pub(super) fn new(histogram: HistogramVec, namespace: &str, config: &str) -> Self {
+        Self { histogram, namespace: namespace.to_owned(), config: config.to_owned() }
     }
 }
 

@@ -98,7 +98,7 @@ struct QuerySeries {
     value: (f64, String),
 }
 
-/// Parses the answer to the query that was sent at `asked`, by our clock.
+/// Parses the answer to the query that was sent at `asked_at`, by our clock.
 ///
 /// A sample's age comes from Prometheus's clock, so the two clocks need not agree. The time between request and
 /// evaluation makes a sample look older than it is, never younger.
@@ -108,7 +108,7 @@ struct QuerySeries {
 ///
 /// # Errors
 /// The body is not an answer to the query.
-pub(super) fn parse(body: &[u8], asked: Tick) -> Result<DcgmSamples, QueryError> {
+pub(super) fn parse(body: &[u8], asked_at: Tick) -> Result<DcgmSamples, QueryError> {
     let answer: QueryResponse =
         serde_json::from_slice(body).map_err(|error| QueryError::NotPrometheus(error.to_string()))?;
     let data = match (answer.status.as_str(), answer.data, answer.error) {
@@ -122,7 +122,7 @@ pub(super) fn parse(body: &[u8], asked: Tick) -> Result<DcgmSamples, QueryError>
     for ((uuid, labels), (used, age)) in used_with_age(data.result) {
         let sample = MemorySample {
             used,
-            at: asked - age,
+            at: asked_at - age,
             node: named(&labels, &["Hostname", "hostname", "node", "exported_node"]),
             pod: pod(&labels),
         };

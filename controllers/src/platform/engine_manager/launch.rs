@@ -27,14 +27,14 @@ impl EngineManager {
             return self.start_external(engine, generation, external, None);
         }
         // The engine runs by what was reserved, even if the objects have changed since.
-        let place = self.reserved.remove(&engine).or_else(|| self.shared.placement(&engine.model));
+        let placement = self.reserved.remove(&engine).or_else(|| self.shared.placement(&engine.model));
         let runs = self.engines.contains_key(&engine);
-        let Some(place) = place.filter(|_| !runs) else {
+        let Some(placement) = placement.filter(|_| !runs) else {
             tracing::error!(%engine, %generation, runs, "cannot launch the engine: the engine already runs or has no placement");
             let cause = FailureCause::Refused;
             return self.shared.common.send_event(Event::Gone { engine, generation, cause }).await;
         };
-        self.start_task(engine, generation, place, None, EngineTaskStart::Launch);
+        self.start_task(engine, generation, placement, None, EngineTaskStart::Launch);
     }
 
     /// Starts the task of an engine generation.
@@ -42,50 +42,50 @@ impl EngineManager {
         &mut self,
         id: EngineId,
         generation: Generation,
-        place: Arc<ModelPlacement>,
+        placement: Arc<ModelPlacement>,
         pod: Option<Arc<EnginePod>>,
         start: EngineTaskStart,
     ) {
-        self.spawn_task(id, generation, place, pod, start, None);
+        self.spawn_task(id, generation, placement, pod, start, None);
     }
 
-    /// `leaving`: the release that is already under way, so that the scaler counts no Pod for this engine.
+    /// `release`: the release that is already under way, so that the scaler counts no Pod for this engine.
     pub(super) fn spawn_task(
         &mut self,
         id: EngineId,
         generation: Generation,
-        place: Arc<ModelPlacement>,
+        placement: Arc<ModelPlacement>,
         pod: Option<Arc<EnginePod>>,
         start: EngineTaskStart,
-        leaving: PodRelease,
+        release: PodRelease,
     ) {
         let deployment = match &pod {
-            Some(pod) => place.deployment_of(&pod.template_hash),
-            None => place.deployment(),
+            Some(pod) => placement.deployment_of(&pod.template_hash),
+            None => placement.deployment(),
         };
-        let (orders, received) = mpsc::unbounded_channel();
-        let (shown, seen) = watch::channel(pod.clone());
-        let berth = EngineContext {
+        let (commands_tx, commands_rx) = mpsc::unbounded_channel();
+        let (pod_sender, pod_receiver) = watch::channel(pod.clone());
+        let context = EngineContext {
             shared: Arc::clone(&self.shared),
             id: id.clone(),
             generation,
-            placement: Arc::clone(&place),
+            placement: Arc::clone(&placement),
             requests: self.requests.clone(),
             located: AtomicBool::new(false),
         };
-        self.tasks.spawn(engine_task::run(Arc::new(berth), received, seen, start));
-        let life = EngineTask {
+        self.tasks.spawn(engine_task::run(Arc::new(context), commands_rx, pod_receiver, start));
+        let task = EngineTask {
             generation,
-            placement: Some(Arc::clone(&place)),
+            placement: Some(Arc::clone(&placement)),
             deployment: deployment.clone(),
-            commands: orders,
+            commands: commands_tx,
             bound: pod.is_some(),
             pod: pod.map(|pod| pod.name.clone()),
-            pod_sender: shown,
-            release: leaving,
+            pod_sender,
+            release,
         };
-        self.engines.insert(id, life);
-        self.update_replicas(&deployment, Some(place));
+        self.engines.insert(id, task);
+        self.update_replicas(&deployment, Some(placement));
         self.assign(&deployment);
     }
 
@@ -97,50 +97,44 @@ impl EngineManager {
         external: Arc<ExternalBackend>,
         known: Option<SocketAddr>,
     ) {
-        let (orders, received) = mpsc::unbounded_channel();
+        let (commands_tx, commands_rx) = mpsc::unbounded_channel();
         let common = Arc::clone(&self.shared.common);
         let requests = self.requests.clone();
-        let told = Arc::clone(&self.shared.status_inputs);
-        let visit = ExternalEngineTask {
-            common,
-            status_inputs: told,
-            id: id.clone(),
-            generation,
-            external,
-            requests,
-        };
-        self.tasks.spawn(visit.run(received, known));
-        let (shown, _) = watch::channel(None);
+        let status_inputs = Arc::clone(&self.shared.status_inputs);
+        let external_task =
+            ExternalEngineTask { common, status_inputs, id: id.clone(), generation, external, requests };
+        self.tasks.spawn(external_task.run(commands_rx, known));
+        let (pod_sender, _) = watch::channel(None);
         let deployment = ObjectName::new("", "");
-        let (place, pod, leaving) = (None, None, None);
-        let life = EngineTask {
+        let (placement, pod, release) = (None, None, None);
+        let task = EngineTask {
             generation,
-            placement: place,
+            placement,
             deployment,
-            commands: orders,
+            commands: commands_tx,
             pod,
-            pod_sender: shown,
+            pod_sender,
             bound: true,
-            release: leaving,
+            release,
         };
-        self.engines.insert(id, life);
+        self.engines.insert(id, task);
     }
 
     /// Stops an engine that was not adopted, and releases its Pod and reservation.
     pub(in crate::platform) async fn stop_unadopted(
         &mut self,
-        place: &Arc<ModelPlacement>,
+        placement: &Arc<ModelPlacement>,
         replica: u32,
         generation: Generation,
         pod: Option<Arc<EnginePod>>,
     ) {
-        let engine = EngineId::new(place.engine.name.clone(), replica);
+        let engine = EngineId::new(placement.engine.name.clone(), replica);
         if self.engines.contains_key(&engine) {
             return;
         }
         let start = if pod.is_some() { EngineTaskStart::Starting } else { EngineTaskStart::Launch };
-        let leaving = Some((u64::MAX, None));
-        self.spawn_task(engine.clone(), generation, Arc::clone(place), pod, start, leaving);
+        let release = Some((u64::MAX, None));
+        self.spawn_task(engine.clone(), generation, Arc::clone(placement), pod, start, release);
         self.send_command(engine, generation, EngineTaskCommand::Stop).await;
     }
 }

@@ -23,9 +23,10 @@ use crate::{
 impl EngineManager {
     /// Scales down the Deployments of Pods that no served model owns.
     pub(in crate::platform) fn scale_down_orphans(&mut self) {
-        let places = self.shared.placements();
-        let stray = self.pods.values().filter(|pod| !places.values().any(|place| place.owns(pod)));
-        let deployments: BTreeSet<ObjectName> = stray.filter_map(|pod| pod.deployment.clone()).collect();
+        let placements = self.shared.placements();
+        let orphans =
+            self.pods.values().filter(|pod| !placements.values().any(|placement| placement.owns(pod)));
+        let deployments: BTreeSet<ObjectName> = orphans.filter_map(|pod| pod.deployment.clone()).collect();
         for deployment in deployments {
             tracing::info!(%deployment, "scaling the Deployment to zero: its model is not served");
             self.tasks.spawn(scale_to_zero(Arc::clone(&self.shared), deployment));

@@ -23,37 +23,37 @@ impl EngineManager {
     pub(in crate::platform) fn update_replicas(
         &mut self,
         deployment: &ObjectName,
-        place: Option<Arc<ModelPlacement>>,
+        placement: Option<Arc<ModelPlacement>>,
     ) -> u64 {
         let members =
-            self.engines.values().filter(|life| life.deployment == *deployment && life.release.is_none());
+            self.engines.values().filter(|task| task.deployment == *deployment && task.release.is_none());
         let replicas = u32::try_from(members.count()).unwrap_or(u32::MAX);
         if !self.leading {
             // During the takeover, the count is not known yet.
-            self.pending.extend(place.map(|place| (deployment.clone(), place)));
+            self.pending.extend(placement.map(|placement| (deployment.clone(), placement)));
             return 0;
         }
-        if let Some(crew) = self.scalers.get(deployment) {
-            crew.desired.send_modify(|desired| {
+        if let Some(scaler) = self.scalers.get(deployment) {
+            scaler.desired.send_modify(|desired| {
                 desired.version += 1;
                 desired.replicas = replicas;
-                if let Some(place) = place {
-                    desired.placement = place;
+                if let Some(placement) = placement {
+                    desired.placement = placement;
                 }
             });
-            return crew.desired.borrow().version;
+            return scaler.desired.borrow().version;
         }
-        let Some(place) = place else { return 0 };
-        let model = label::value(place.engine.name.as_str());
+        let Some(placement) = placement else { return 0 };
+        let model = label::value(placement.engine.name.as_str());
         let template = deployment.name.rsplit('-').next().unwrap_or_default().to_owned();
-        let (desired, wanted) = watch::channel(DesiredDeployment { version: 1, replicas, placement: place });
-        let (told, applied) = watch::channel(0);
+        let (desired, desired_rx) = watch::channel(DesiredDeployment { version: 1, replicas, placement });
+        let (applied_tx, applied) = watch::channel(0);
         let shared = Arc::clone(&self.shared);
         self.tasks.spawn(deployment_scaler::run(
             shared,
             deployment.clone(),
-            wanted,
-            told,
+            desired_rx,
+            applied_tx,
             self.requests.clone(),
         ));
         self.scalers.insert(
@@ -65,28 +65,29 @@ impl EngineManager {
 
     /// Assigns free Pods to engines without a Pod, the lowest engine id first.
     pub(super) fn assign(&mut self, deployment: &ObjectName) {
-        let taken: BTreeSet<ObjectName> = self.engines.values().filter_map(|life| life.pod.clone()).collect();
+        let assigned: BTreeSet<ObjectName> =
+            self.engines.values().filter_map(|task| task.pod.clone()).collect();
         let mut free = self.free(deployment);
-        free.retain(|pod| !taken.contains(&pod.name));
+        free.retain(|pod| !assigned.contains(&pod.name));
         // `pop` takes the oldest Pod, which is the closest to being ready.
         free.sort_by(|a, b| (b.created, &b.name).cmp(&(a.created, &a.name)));
-        for life in self.engines.values_mut() {
-            if life.deployment != *deployment || life.pod.is_some() || life.bound || life.release.is_some() {
+        for task in self.engines.values_mut() {
+            if task.deployment != *deployment || task.pod.is_some() || task.bound || task.release.is_some() {
                 continue;
             }
             let Some(pod) = free.pop() else { return };
-            life.pod = Some(pod.name.clone());
-            life.pod_sender.send_replace(Some(pod));
+            task.pod = Some(pod.name.clone());
+            task.pod_sender.send_replace(Some(pod));
         }
     }
 
     /// Returns the Pods of this Deployment that no engine has bound yet.
     pub(super) fn free(&self, deployment: &ObjectName) -> Vec<Arc<EnginePod>> {
-        let Some(crew) = self.scalers.get(deployment) else { return Vec::new() };
+        let Some(scaler) = self.scalers.get(deployment) else { return Vec::new() };
         let of = |pod: &&Arc<EnginePod>| {
             pod.is_free()
                 && pod.name.namespace == deployment.namespace
-                && (&pod.model, &pod.template_hash) == (&crew.model, &crew.template_hash)
+                && (&pod.model, &pod.template_hash) == (&scaler.model, &scaler.template_hash)
         };
         self.pods.values().filter(of).cloned().collect()
     }
@@ -97,18 +98,18 @@ impl EngineManager {
     pub(super) fn complete_releases(&mut self) {
         let names: Vec<ObjectName> = self.scalers.keys().cloned().collect();
         for deployment in names {
-            let applied = self.scalers.get(&deployment).map_or(0, |crew| *crew.applied.borrow());
+            let applied = self.scalers.get(&deployment).map_or(0, |scaler| *scaler.applied.borrow());
             let spare = self.free(&deployment).len();
             let seeking = self
                 .engines
                 .values()
-                .filter(|life| life.deployment == deployment && !life.bound && life.release.is_none());
+                .filter(|task| task.deployment == deployment && !task.bound && task.release.is_none());
             let surplus = spare > seeking.count();
-            for life in self.engines.values_mut().filter(|life| life.deployment == deployment) {
-                let Some((from, done)) = &mut life.release else { continue };
+            for task in self.engines.values_mut().filter(|task| task.deployment == deployment) {
+                let Some((from, done)) = &mut task.release else { continue };
                 // A replacement of a vanished Pod is surplus and has to go, too.
                 if *from <= applied
-                    && (life.pod.is_some() || !surplus)
+                    && (task.pod.is_some() || !surplus)
                     && let Some(done) = done.take()
                 {
                     // The waiting task may have been dropped.
@@ -118,18 +119,18 @@ impl EngineManager {
         }
     }
 
-    pub(super) async fn deployment_refused(&mut self, deployment: &ObjectName, why: &str) {
-        tracing::error!(%deployment, reason = why, "the API server rejected the Deployment");
+    pub(super) async fn deployment_refused(&mut self, deployment: &ObjectName, reason: &str) {
+        tracing::error!(%deployment, reason, "the API server rejected the Deployment");
         let starts: Vec<(EngineId, Generation)> = self
             .engines
             .iter()
-            .filter(|(_, life)| life.deployment == *deployment && !life.bound)
-            .map(|(id, life)| (id.clone(), life.generation))
+            .filter(|(_, task)| task.deployment == *deployment && !task.bound)
+            .map(|(id, task)| (id.clone(), task.generation))
             .collect();
         for (engine, generation) in starts {
             let cause = FailureCause::PodNotRunnable;
-            let why = format!("the API server rejected the engine's Deployment: {why}");
-            self.shared.report_failure(&engine, generation, &why).await;
+            let message = format!("the API server rejected the engine's Deployment: {reason}");
+            self.shared.report_failure(&engine, generation, &message).await;
             self.shared.common.send_event(Event::StartFailed { engine, generation, cause }).await;
         }
     }
@@ -137,17 +138,21 @@ impl EngineManager {
     pub(super) fn apply(&mut self, change: Delta<Pod>) {
         let moved = match change {
             Delta::All { namespace, objects } => {
-                let there: Vec<Arc<EnginePod>> = objects
+                let listed: Vec<Arc<EnginePod>> = objects
                     .into_iter()
                     .filter_map(|found| EnginePod::of(&found.readable()?))
                     .map(Arc::new)
                     .collect();
-                let names: BTreeSet<&ObjectName> = there.iter().map(|pod| &pod.name).collect();
-                let within = |name: &ObjectName| namespace.as_ref().is_none_or(|n| *n == name.namespace);
-                let gone: Vec<ObjectName> =
-                    self.pods.keys().filter(|name| within(name) && !names.contains(name)).cloned().collect();
-                gone.iter().for_each(|name| self.pod_deleted(name));
-                there.into_iter().for_each(|pod| self.pod_applied(pod));
+                let names: BTreeSet<&ObjectName> = listed.iter().map(|pod| &pod.name).collect();
+                let in_scope = |name: &ObjectName| namespace.as_ref().is_none_or(|n| *n == name.namespace);
+                let removed: Vec<ObjectName> = self
+                    .pods
+                    .keys()
+                    .filter(|name| in_scope(name) && !names.contains(name))
+                    .cloned()
+                    .collect();
+                removed.iter().for_each(|name| self.pod_deleted(name));
+                listed.into_iter().for_each(|pod| self.pod_applied(pod));
                 self.listed_namespaces.insert(namespace);
                 true
             }
@@ -177,20 +182,21 @@ impl EngineManager {
     /// Such Pods appear when a user scales a Deployment, or when a write of a replaced leader arrives late. Each is
     /// given up once: its deletion takes a moment.
     fn release_surplus_pods(&mut self) {
-        let taken: BTreeSet<&ObjectName> =
-            self.engines.values().filter_map(|life| life.pod.as_ref()).collect();
-        let idle = self.pods.values().filter(|pod| pod.is_free() && !taken.contains(&pod.name));
+        let assigned: BTreeSet<&ObjectName> =
+            self.engines.values().filter_map(|task| task.pod.as_ref()).collect();
+        let idle = self.pods.values().filter(|pod| pod.is_free() && !assigned.contains(&pod.name));
         let idle: Vec<Arc<EnginePod>> =
             idle.filter(|pod| !self.surplus_pods.contains(&pod.uid)).cloned().collect();
         for pod in idle {
-            let Some(place) = self.shared.placements().values().find(|place| place.owns(&pod)).cloned()
+            let Some(placement) =
+                self.shared.placements().values().find(|placement| placement.owns(&pod)).cloned()
             else {
                 continue;
             };
-            let deployment = place.deployment_of(&pod.template_hash);
+            let deployment = placement.deployment_of(&pod.template_hash);
             tracing::info!(pod = %pod.name, %deployment, "releasing surplus Pod: no engine needs it");
             self.surplus_pods.insert(pod.uid.clone());
-            self.update_replicas(&deployment, Some(place));
+            self.update_replicas(&deployment, Some(placement));
         }
         let pods: BTreeSet<&String> = self.pods.values().map(|pod| &pod.uid).collect();
         self.surplus_pods.retain(|uid| pods.contains(uid));
@@ -201,22 +207,22 @@ impl EngineManager {
         if self.pods.get(&pod.name).is_some_and(|known| known.uid != pod.uid) {
             self.pod_deleted(&pod.name.clone());
         }
-        for life in self.engines.values_mut().filter(|life| life.pod.as_ref() == Some(&pod.name)) {
+        for task in self.engines.values_mut().filter(|task| task.pod.as_ref() == Some(&pod.name)) {
             // A Pod that ends before the engine bound it is replaced by another.
-            let lost = (pod.finished || pod.terminating) && !life.bound && life.release.is_none();
+            let lost = (pod.finished || pod.terminating) && !task.bound && task.release.is_none();
             if lost {
-                life.pod = None;
+                task.pod = None;
             }
-            life.pod_sender.send_replace((!lost).then(|| Arc::clone(&pod)));
+            task.pod_sender.send_replace((!lost).then(|| Arc::clone(&pod)));
         }
         self.pods.insert(pod.name.clone(), pod);
     }
 
     pub(super) fn pod_deleted(&mut self, name: &ObjectName) {
         self.pods.remove(name);
-        for life in self.engines.values_mut().filter(|life| life.pod.as_ref() == Some(name)) {
-            life.pod = None;
-            life.pod_sender.send_replace(None);
+        for task in self.engines.values_mut().filter(|task| task.pod.as_ref() == Some(name)) {
+            task.pod = None;
+            task.pod_sender.send_replace(None);
         }
     }
 }

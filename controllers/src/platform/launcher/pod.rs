@@ -173,9 +173,9 @@ fn built_in(image: &str) -> Value {
 #[must_use]
 pub fn name(node: &NodeName, accelerator: &AcceleratorId) -> String {
     let hash: String = label::value(&format!("{node}/{accelerator}")).chars().take(HASH_CHARS).collect();
-    let room = MAX_LABEL_CHARS - "launcher--".len() - HASH_CHARS;
+    let max_node_chars = MAX_LABEL_CHARS - "launcher--".len() - HASH_CHARS;
     let plain = |c: char| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' };
-    let node: String = node.as_str().chars().map(plain).take(room).collect();
+    let node: String = node.as_str().chars().map(plain).take(max_node_chars).collect();
     format!("launcher-{}-{hash}", node.trim_matches('-'))
 }
 
@@ -208,8 +208,8 @@ impl LauncherPlacement<'_> {
         let containers = pod.pointer_mut("/spec/containers").and_then(Value::as_array_mut);
         let mut containers = containers.into_iter().flatten();
         let launcher = containers.find(|container| merge::is_named(container, CONTAINER));
-        let own = ObjectName::new(self.namespace, name(self.node, self.accelerator));
-        let token = key.launcher_hash(&own);
+        let own_name = ObjectName::new(self.namespace, name(self.node, self.accelerator));
+        let token = key.launcher_hash(&own_name);
         force(launcher.and_then(Value::as_object_mut).ok_or(NoContainer)?, &token);
         self.pin(&mut pod);
         merge::into(&mut pod, &json!({"apiVersion": "v1", "kind": "Pod", "metadata": self.metadata(origin)}));
@@ -249,17 +249,17 @@ impl LauncherPlacement<'_> {
     ///
     /// One matching term is enough for the scheduler, so each term gets the restriction.
     fn pin(&self, pod: &mut Value) {
-        let here = json!({"key": HOSTNAME, "operator": "In", "values": [self.hostname]});
+        let hostname_term = json!({"key": HOSTNAME, "operator": "In", "values": [self.hostname]});
         let mut terms = list(pod.pointer_mut(TERMS));
         if terms.is_empty() {
-            terms.push(json!({"matchExpressions": [here]}));
+            terms.push(json!({"matchExpressions": [hostname_term]}));
         } else {
             // A term without requirements matches no node and stays as it is.
             for term in terms.iter_mut().filter(|term| demands(term)) {
                 let mut expressions = list(term.get_mut(EXPRESSIONS));
-                expressions.push(here.clone());
-                if let Some(place) = merge::under(term, EXPRESSIONS) {
-                    *place = expressions.into();
+                expressions.push(hostname_term.clone());
+                if let Some(term_expressions) = merge::under(term, EXPRESSIONS) {
+                    *term_expressions = expressions.into();
                 }
             }
         }
@@ -270,8 +270,8 @@ impl LauncherPlacement<'_> {
 }
 
 /// Takes the elements out of a list; empty if there is none.
-fn list(place: Option<&mut Value>) -> Vec<Value> {
-    match place.map(Value::take) {
+fn list(value: Option<&mut Value>) -> Vec<Value> {
+    match value.map(Value::take) {
         Some(Value::Array(list)) => list,
         _ => Vec::new(),
     }
@@ -285,8 +285,8 @@ fn demands(term: &Value) -> bool {
 /// Removes the container's accelerator requests.
 fn without_accelerators(container: &mut Value) {
     for what in ["/resources/limits", "/resources/requests"] {
-        let asked = container.pointer_mut(what).and_then(|all| all.get_mut(GPU));
-        asked.into_iter().for_each(|amount| *amount = json!("0"));
+        let gpu_amount = container.pointer_mut(what).and_then(|all| all.get_mut(GPU));
+        gpu_amount.into_iter().for_each(|amount| *amount = json!("0"));
     }
 }
 

@@ -32,8 +32,8 @@ impl EngineProbes {
     }
 
     /// Starts probing new instances and stops probing vanished ones.
-    pub(super) fn on_event(&mut self, seen: &LauncherWatchEvent) {
-        match seen {
+    pub(super) fn on_event(&mut self, event: &LauncherWatchEvent) {
+        match event {
             LauncherWatchEvent::Listed(all) => all.iter().for_each(|instance| self.start(instance)),
             LauncherWatchEvent::Created(instance) => self.start(instance),
             LauncherWatchEvent::Stopped { instance, .. } | LauncherWatchEvent::Deleted(instance) => {

@@ -94,35 +94,35 @@ impl<M> From<SendError<M>> for WatchEnd {
 
 pub(super) async fn run<M>(
     launcher: &LauncherClient,
-    told: &mpsc::Sender<M>,
+    tx: &mpsc::Sender<M>,
     wrap: impl Fn(LauncherWatchEvent) -> M,
 ) {
     tokio::select! {
-        () = told.closed() => {}
-        () = reconnect(launcher, told, &wrap) => {}
+        () = tx.closed() => {}
+        () = reconnect(launcher, tx, &wrap) => {}
     }
 }
 
 /// Reconnects until the receiver closes.
 async fn reconnect<M>(
     launcher: &LauncherClient,
-    told: &mpsc::Sender<M>,
+    tx: &mpsc::Sender<M>,
     wrap: &impl Fn(LauncherWatchEvent) -> M,
 ) {
     let (mut pause, mut lost) = (MIN_RECONNECT_DELAY, false);
     loop {
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut listed = false;
-        let Err(end) = stream(launcher, told, wrap, &mut listed).await;
+        let Err(end) = stream(launcher, tx, wrap, &mut listed).await;
         let WatchEnd::Launcher(error) = end else { return };
         if listed || !lost {
             tracing::info!(%error, address = %launcher.address, "connection to the launcher lost, reconnecting");
-            if told.send(wrap(LauncherWatchEvent::Disconnected)).await.is_err() {
+            if tx.send(wrap(LauncherWatchEvent::Disconnected)).await.is_err() {
                 return;
             }
         }
         lost = true;
-        pause = if begun.elapsed() > MAX_RECONNECT_DELAY { MIN_RECONNECT_DELAY } else { pause };
+        pause = if started.elapsed() > MAX_RECONNECT_DELAY { MIN_RECONNECT_DELAY } else { pause };
         time::sleep(pause).await;
         pause = (pause * 2).min(MAX_RECONNECT_DELAY);
     }
@@ -131,7 +131,7 @@ async fn reconnect<M>(
 /// Runs one connection to its end. Sets `listed` once the list was sent.
 async fn stream<M>(
     launcher: &LauncherClient,
-    told: &mpsc::Sender<M>,
+    tx: &mpsc::Sender<M>,
     wrap: &impl Fn(LauncherWatchEvent) -> M,
     listed: &mut bool,
 ) -> Result<Infallible, WatchEnd> {
@@ -148,14 +148,14 @@ async fn stream<M>(
         return Err(HttpClientError::Broken.into());
     }
     let mut probes = EngineProbes::new(launcher.address.ip());
-    let mut seen = Some(LauncherWatchEvent::Listed(all.instances));
+    let mut event = Some(LauncherWatchEvent::Listed(all.instances));
     loop {
-        if let Some(seen) = seen {
-            probes.on_event(&seen);
-            told.send(wrap(seen)).await?;
+        if let Some(event) = event {
+            probes.on_event(&event);
+            tx.send(wrap(event)).await?;
             *listed = true;
         }
-        seen = tokio::select! {
+        event = tokio::select! {
             // A launcher ends the stream of a slow client, and when it shuts down.
             line = lines.next() => {
                 let line = line?.ok_or(HttpClientError::Broken)?;

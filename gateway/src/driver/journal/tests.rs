@@ -91,19 +91,19 @@ fn turns(lines: &[JournalLine]) -> u64 {
 #[test]
 fn a_disk_that_stands_still_holds_up_no_turn_and_what_that_costs_is_counted_and_told() {
     let (go_on, hold) = mpsc::channel();
-    let mut world = JournalHarness::new(Some(hold));
+    let mut harness = JournalHarness::new(Some(hold));
     for at in 0..10_000 {
-        world.turn(at);
+        harness.turn(at);
     }
-    let dropped = world.dropped();
-    assert!(dropped > 0 && world.lost.journal_failed.get() == 0, "{dropped}");
+    let dropped = harness.dropped();
+    assert!(dropped > 0 && harness.lost.journal_failed.get() == 0, "{dropped}");
     drop(go_on);
-    world.until(|world| world.file.queued_bytes.load(Ordering::Relaxed) == 0);
-    world.turn(20_000);
-    world.turn(20_001);
-    assert_eq!(world.dropped(), dropped, "it is written again");
-    let told = world.turns;
-    let (lines, missing) = world.read();
+    harness.until(|world| world.file.queued_bytes.load(Ordering::Relaxed) == 0);
+    harness.turn(20_000);
+    harness.turn(20_001);
+    assert_eq!(harness.dropped(), dropped, "it is written again");
+    let told = harness.turns;
+    let (lines, missing) = harness.read();
     // The state takes the place of a turn.
     assert_eq!((missing, turns(&lines)), (dropped, told - dropped));
     // There is one gap, or two if the thread started late.
@@ -115,25 +115,25 @@ fn a_disk_that_stands_still_holds_up_no_turn_and_what_that_costs_is_counted_and_
 
 #[test]
 fn a_full_disk_is_tried_again_and_the_journal_goes_on_behind_a_header() {
-    let mut world = JournalHarness::new(None);
-    world.turn(0);
-    world.until(|world| !world.written.lock().unwrap().is_empty());
+    let mut harness = JournalHarness::new(None);
+    harness.turn(0);
+    harness.until(|world| !world.written.lock().unwrap().is_empty());
     // The disk fills up in the middle of a line.
-    world.room.store(10, Ordering::Release);
-    world.turn(1);
-    world.until(|world| world.lost.journal_failed.get() == 1);
+    harness.room.store(10, Ordering::Release);
+    harness.turn(1);
+    harness.until(|world| world.lost.journal_failed.get() == 1);
     // The state is tried at once, and then not at every turn.
-    world.turn(2);
-    world.until(|world| world.lost.journal_failed.get() == 2);
+    harness.turn(2);
+    harness.until(|world| world.lost.journal_failed.get() == 2);
     for at in 3..100 {
-        world.turn(at);
+        harness.turn(at);
     }
-    assert_eq!(world.lost.journal_failed.get(), 99);
-    world.room.store(usize::MAX, Ordering::Release);
-    let dropped = world.dropped();
-    world.turn(2000);
-    world.turn(2001);
-    let (lines, missing) = world.read();
+    assert_eq!(harness.lost.journal_failed.get(), 99);
+    harness.room.store(usize::MAX, Ordering::Release);
+    let dropped = harness.dropped();
+    harness.turn(2000);
+    harness.turn(2001);
+    let (lines, missing) = harness.read();
     assert_eq!(missing, dropped);
     let header = |line: &JournalLine| matches!(line, JournalLine::Header { .. });
     assert_eq!(lines.iter().map(header).collect::<Vec<_>>(), [true, false, true, false, false]);

@@ -58,8 +58,8 @@ impl RelayObserver for RequestExchangeObserver {
 
     fn head(&mut self, status: StatusCode) {
         self.head_received = true;
-        if let Some(bill) = &self.quota_charge {
-            bill.head_received(status.is_success());
+        if let Some(charge) = &self.quota_charge {
+            charge.head_received(status.is_success());
         }
         self.context.set_phase(DisconnectPhase::Streaming);
         if let Some(attempted) = &mut self.attempt {
@@ -74,8 +74,8 @@ impl RelayObserver for RequestExchangeObserver {
     }
 
     fn frame(&mut self, bytes: usize, facts: Option<&ResponseFacts>) {
-        if let Some(bill) = &self.quota_charge {
-            bill.add_bytes_out(bytes);
+        if let Some(charge) = &self.quota_charge {
+            charge.add_bytes_out(bytes);
         }
         let Some(facts) = facts else { return };
         if let Some(usage) = facts.usage {
@@ -84,8 +84,8 @@ impl RelayObserver for RequestExchangeObserver {
         if let Some(attempted) = &mut self.attempt {
             attempted.frame(facts);
         }
-        if let Some(bill) = &self.quota_charge {
-            bill.record_facts(facts);
+        if let Some(charge) = &self.quota_charge {
+            charge.record_facts(facts);
         }
     }
 
@@ -93,8 +93,8 @@ impl RelayObserver for RequestExchangeObserver {
         if let Some(attempted) = &mut self.attempt {
             attempted.ended(&outcome, &self.context);
         }
-        if let Some(bill) = &self.quota_charge {
-            bill.exchange_ended(&outcome, now);
+        if let Some(charge) = &self.quota_charge {
+            charge.exchange_ended(&outcome, now);
         }
         if let ExchangeOutcome::Failed(Fault::EngineTimeout { timeout: which, limit, .. }) = &outcome
             && matches!(which, ExchangeTimeout::FirstByte | ExchangeTimeout::NonStream)

@@ -93,50 +93,55 @@ struct HeartbeatTimer {
 impl StreamingBody {
     /// A relayed engine response. `now`: when its head goes out.
     pub(crate) fn relayed(
-        answer: Box<EngineResponse>,
-        parts: StreamingBodyContext,
+        response: Box<EngineResponse>,
+        body_context: StreamingBodyContext,
         now: Instant,
     ) -> Rc<Self> {
-        parts.context.set_phase(DisconnectPhase::Streaming);
-        Self::new(StreamingState::Relayed(answer.response.into_body()), Some(answer.gate), parts, now)
+        body_context.context.set_phase(DisconnectPhase::Streaming);
+        Self::new(
+            StreamingState::Relayed(response.response.into_body()),
+            Some(response.gate),
+            body_context,
+            now,
+        )
     }
 
     /// A stream whose request still waits. The first heartbeat comes at once. Without `stream` there are no heartbeats,
     /// and the client gets nothing before the engine's first byte.
     pub(crate) fn waiting(
-        job: EngineResponseFuture,
+        response: EngineResponseFuture,
         stream: Option<&rouse_config::StreamConfig>,
-        parts: StreamingBodyContext,
+        body_context: StreamingBodyContext,
     ) -> Rc<Self> {
         let beats = stream.map(|stream| HeartbeatTimer {
             timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
             interval: stream.heartbeat.duration(),
-            frame: heartbeat(parts.form, stream.responses_heartbeat_events),
+            frame: heartbeat(body_context.form, stream.responses_heartbeat_events),
         });
-        let waiting = WaitingStream { response: job, heartbeat: beats };
-        Self::new(StreamingState::Waiting(waiting), None, parts, Instant::now())
+        let waiting = WaitingStream { response, heartbeat: beats };
+        Self::new(StreamingState::Waiting(waiting), None, body_context, Instant::now())
     }
 
     fn new(
         state: StreamingState,
         gate: Option<Arc<Gate>>,
-        parts: StreamingBodyContext,
+        body_context: StreamingBodyContext,
         now: Instant,
     ) -> Rc<Self> {
-        let live = Rc::new(Self {
+        let streaming_body = Rc::new(Self {
             state: RefCell::new(state),
             // The head counts as handed over: the connection may never poll for a frame after it.
             handed_at: Cell::new(Some(now)),
             ended_at: Cell::new(None),
             gate: RefCell::new(gate),
-            socket: parts.socket,
-            context: parts.context,
-            on_disconnect: parts.on_disconnect,
-            form: parts.form,
-            stall_timeout: parts.stall_timeout,
+            socket: body_context.socket,
+            context: body_context.context,
+            on_disconnect: body_context.on_disconnect,
+            form: body_context.form,
+            stall_timeout: body_context.stall_timeout,
         });
-        live.socket.watch_body(&live);
-        live
+        streaming_body.socket.watch_body(&streaming_body);
+        streaming_body
     }
 
     /// Records that the client's connection wrote a part of the last frame.
@@ -185,10 +190,10 @@ impl StreamingBody {
                         Some(Ok(ScratchFrame::Owned(event))) if body.is_broken() => {
                             return self.send_last_event(&mut state, event);
                         }
-                        Some(Ok(piece)) => {
+                        Some(Ok(frame)) => {
                             let now = body.last_frame_at().unwrap_or_else(Instant::now);
                             self.ended_at.set(body.is_end_stream().then_some(now));
-                            return self.hand_over(piece, now);
+                            return self.hand_over(frame, now);
                         }
                         Some(Err(_)) => *state = StreamingState::Aborted,
                         None => *state = StreamingState::Ended,
@@ -246,12 +251,12 @@ impl StreamingBody {
                         }
                     }
                 }
-                StreamingState::Failing { remainder: rest, flushed, deadline: until } => {
+                StreamingState::Failing { remainder: rest, flushed, deadline } => {
                     if let Some(rest) = rest.take() {
                         return self.hand_over(ScratchFrame::Owned(rest), Instant::now());
                     }
                     if !flushed.poll(&self.socket, cx) {
-                        ready!(until.as_mut().poll(cx));
+                        ready!(deadline.as_mut().poll(cx));
                     }
                     *state = StreamingState::Aborted;
                 }
@@ -274,8 +279,8 @@ impl StreamingBody {
     fn send_last_event(&self, state: &mut StreamingState, mut event: Bytes) -> ResponseFramePoll {
         let split = self.socket.is_multiplexed() && event.len() > 1;
         let rest = split.then(|| event.split_off(event.len() - 1));
-        let until = Box::pin(tokio::time::sleep(self.stall_timeout));
-        *state = StreamingState::Failing { remainder: rest, flushed: Rc::default(), deadline: until };
+        let deadline = Box::pin(tokio::time::sleep(self.stall_timeout));
+        *state = StreamingState::Failing { remainder: rest, flushed: Rc::default(), deadline };
         self.hand_over(ScratchFrame::Owned(event), Instant::now())
     }
 
@@ -294,10 +299,10 @@ impl StreamingBody {
         }
     }
 
-    fn hand_over(&self, piece: ScratchFrame, now: Instant) -> ResponseFramePoll {
+    fn hand_over(&self, frame: ScratchFrame, now: Instant) -> ResponseFramePoll {
         self.handed_at.set(Some(now));
-        self.context.add_bytes_out(piece.len());
-        Poll::Ready(Some(Ok(piece)))
+        self.context.add_bytes_out(frame.len());
+        Poll::Ready(Some(Ok(frame)))
     }
 
     /// Ends the stream with an engine's response that cannot be relayed, as an error event.

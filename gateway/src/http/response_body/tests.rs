@@ -94,10 +94,10 @@ async fn a_client_of_http2_that_reads_late_still_reads_why_its_stream_broke() {
 
 /// A connection's socket, and a body on it whose last event was just handed over.
 async fn failing(patience: Duration) -> (TcpStream, Rc<ClientSocket>, Rc<StreamingBody>) {
-    let (client, socket, live) = waiting(patience).await;
-    let event = poll_fn(|cx| live.poll(None, cx)).await;
+    let (client, socket, streaming_body) = waiting(patience).await;
+    let event = poll_fn(|cx| streaming_body.poll(None, cx)).await;
     assert!(matches!(event, Some(Ok(_))));
-    (client, socket, live)
+    (client, socket, streaming_body)
 }
 
 /// A connection's socket, and a body on it whose request is refused when the body is polled.
@@ -120,14 +120,14 @@ async fn waiting(patience: Duration) -> (TcpStream, Rc<ClientSocket>, Rc<Streami
         form: ApiSchema::OpenAi,
         stall_timeout: patience,
     };
-    let job: EngineResponseFuture = Box::pin(std::future::ready(Err(Fault::ShuttingDown)));
+    let response: EngineResponseFuture = Box::pin(std::future::ready(Err(Fault::ShuttingDown)));
     let stream = rouse_config::StreamConfig {
         grace: rouse::units::Millis(0),
         heartbeat: rouse::units::Millis::secs(9),
         responses_heartbeat_events: false,
         bypass_hyper: false,
     };
-    let live = StreamingBody::waiting(job, Some(&stream), parts);
+    let live = StreamingBody::waiting(response, Some(&stream), parts);
     (client, socket, live)
 }
 
@@ -137,29 +137,29 @@ fn poll(live: &StreamingBody) -> ResponseFramePoll {
 
 #[tokio::test]
 async fn a_broken_answer_ends_when_its_last_event_is_written_and_not_when_it_is_asked_again() {
-    let (_client, socket, live) = failing(Duration::from_secs(60)).await;
+    let (_client, socket, streaming_body) = failing(Duration::from_secs(60)).await;
     for _ in 0..3 {
-        assert!(poll(&live).is_pending());
+        assert!(poll(&streaming_body).is_pending());
     }
     let mut io = Box::pin(socket.io());
     poll_fn(|cx| io.as_mut().poll_flush(cx)).await.unwrap();
-    assert!(matches!(poll(&live), Poll::Ready(Some(Err(ResponseAborted)))));
+    assert!(matches!(poll(&streaming_body), Poll::Ready(Some(Err(ResponseAborted)))));
 }
 
 #[tokio::test]
 async fn a_broken_answer_does_not_wait_for_ever_to_be_written() {
-    let (_client, _socket, live) = failing(Duration::from_millis(200)).await;
+    let (_client, _socket, streaming_body) = failing(Duration::from_millis(200)).await;
     let since = Instant::now();
-    assert!(matches!(poll_fn(|cx| live.poll(None, cx)).await, Some(Err(ResponseAborted))));
+    assert!(matches!(poll_fn(|cx| streaming_body.poll(None, cx)).await, Some(Err(ResponseAborted))));
     assert!(since.elapsed() >= Duration::from_millis(200));
 }
 
 #[tokio::test]
 async fn a_client_of_http2_that_takes_a_part_of_what_it_was_handed_does_not_stall() {
-    let (_client, socket, live) = waiting(Duration::from_secs(60)).await;
+    let (_client, socket, streaming_body) = waiting(Duration::from_secs(60)).await;
     socket.set_multiplexed();
     let reply = RefCell::new(Some(ClientResponseBody::streaming(
-        Rc::clone(&live),
+        Rc::clone(&streaming_body),
         socket.begin_exchange(Instant::now()),
     )));
     let answer = hyper::service::service_fn(|_| {
@@ -184,7 +184,7 @@ async fn a_client_of_http2_that_takes_a_part_of_what_it_was_handed_does_not_stal
             body.frame().await.unwrap().unwrap();
             let moves = |since: Option<Instant>| since.is_some_and(|since| since > before);
             let counted = async {
-                while !moves(live.stalled_since()) || !moves(socket.all_stalled_since()) {
+                while !moves(streaming_body.stalled_since()) || !moves(socket.all_stalled_since()) {
                     tokio::task::yield_now().await;
                 }
             };

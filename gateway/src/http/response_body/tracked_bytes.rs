@@ -18,8 +18,8 @@ pub(crate) struct TrackedBytes {
 }
 
 impl TrackedBytes {
-    pub(super) fn tracked(live: &Rc<StreamingBody>, bytes: Bytes) -> Self {
-        Self { bytes, streaming_body: Rc::downgrade(live) }
+    pub(super) fn tracked(streaming_body: &Rc<StreamingBody>, bytes: Bytes) -> Self {
+        Self { bytes, streaming_body: Rc::downgrade(streaming_body) }
     }
 
     /// Bytes that notify no body.
@@ -39,8 +39,8 @@ impl Buf for TrackedBytes {
 
     fn advance(&mut self, count: usize) {
         self.bytes.advance(count);
-        if let Some(live) = self.streaming_body.upgrade().filter(|_| count > 0) {
-            live.note_written();
+        if let Some(streaming_body) = self.streaming_body.upgrade().filter(|_| count > 0) {
+            streaming_body.note_written();
         }
     }
 }

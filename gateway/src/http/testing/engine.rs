@@ -37,11 +37,11 @@ impl CannedEngine {
         let answer = Arc::new(answer);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (saw, seen) = mpsc::unbounded_channel();
+        let (requests_tx, requests) = mpsc::unbounded_channel();
         let (closes, closed) = mpsc::unbounded_channel();
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (answer, saw, closes) = (Arc::clone(&answer), saw.clone(), closes.clone());
+                let (answer, saw, closes) = (Arc::clone(&answer), requests_tx.clone(), closes.clone());
                 let tls = tls.clone();
                 tokio::spawn(async move {
                     match tls {
@@ -55,7 +55,7 @@ impl CannedEngine {
                 });
             }
         });
-        Self { address, requests: seen, closed_at: closed, task }
+        Self { address, requests, closed_at: closed, task }
     }
 }
 
@@ -68,13 +68,13 @@ impl Drop for CannedEngine {
 async fn serve_connection(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     answer: Arc<Vec<u8>>,
-    saw: mpsc::UnboundedSender<String>,
-    closes: mpsc::UnboundedSender<Instant>,
+    requests_tx: mpsc::UnboundedSender<String>,
+    closed_tx: mpsc::UnboundedSender<Instant>,
 ) {
     let mut bytes = Vec::new();
     loop {
         if request_length(&bytes).is_some() {
-            saw.send(String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+            requests_tx.send(String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
             bytes.clear();
             let dies = String::from_utf8_lossy(&answer).contains("connection: close");
             if stream.write_all(&answer).await.is_err() || dies {
@@ -84,7 +84,7 @@ async fn serve_connection(
             break;
         }
     }
-    closes.send(Instant::now()).unwrap_or_default();
+    closed_tx.send(Instant::now()).unwrap_or_default();
 }
 
 /// An address that refuses connections until this process ends.

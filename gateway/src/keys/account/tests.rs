@@ -90,9 +90,15 @@ fn what_answers_usually_are_is_learned_and_max_tokens_only_bounds_it() {
 #[test]
 fn one_unusual_answer_teaches_little_and_what_is_usual_is_learned_soon() {
     let (account, limits) = (QuotaAccount::new(), RateLimits::default());
-    let expected = |told: Option<TokenUsage>| {
+    let expected = |reported: Option<TokenUsage>| {
         let reservation = account.reserve(&limits, &model(), need(4000, Some(100)), NOW).unwrap();
-        account.settle(&limits, &model(), reservation, (told.unwrap_or_default(), told.is_some()), NOW);
+        account.settle(
+            &limits,
+            &model(),
+            reservation,
+            (reported.unwrap_or_default(), reported.is_some()),
+            NOW,
+        );
         reservation.tokens
     };
     expected(Some(used(900_000, 100)));

@@ -48,10 +48,10 @@ enum NotAdopted {
 /// Checks every recorded engine, sends `Adopted` for the ones that pass, and ends the rest.
 pub(super) async fn adopt_all(shared: &Arc<LocalContext>) -> Vec<AdoptedProcess> {
     let entries = shared.store.engines();
-    let mut looks: FuturesUnordered<_> =
+    let mut adoptions: FuturesUnordered<_> =
         entries.iter().map(|(engine, entry)| adopt_one(shared, engine.clone(), entry.clone())).collect();
     let mut adopted = Vec::new();
-    while let Some(found) = looks.next().await {
+    while let Some(found) = adoptions.next().await {
         adopted.extend(found);
     }
     end_unrecorded(shared).await;
@@ -64,7 +64,7 @@ async fn adopt_one(
     entry: StoredEngine,
 ) -> Option<AdoptedProcess> {
     match examine(shared, &engine, &entry).await {
-        Ok((tenant, process, start, asleep)) => {
+        Ok((local_engine, process, start, asleep)) => {
             shared.reserve_port(entry.address.port(), None);
             let ready = start != LocalEngineStart::Starting;
             tracing::info!(%engine, pid = entry.pid, ?start, "engine adopted");
@@ -83,7 +83,7 @@ async fn adopt_one(
             let generation = entry.generation;
             let event = Event::Adopted { engine, generation, found };
             shared.common.send_event(event).await;
-            Some((tenant, process, start))
+            Some((local_engine, process, start))
         }
         Err(reason) => {
             tracing::warn!(%engine, pid = entry.pid, %reason, "left over engine not adopted, stopping its processes");
@@ -101,22 +101,23 @@ async fn examine(
 ) -> Result<(Arc<LocalEngine>, ProcessGroup, LocalEngineStart, Option<SleepLevel>), NotAdopted> {
     let config = shared.common.config.load_full();
     let model = config.engines.get(&engine.model).ok_or(NotAdopted::NotConfigured)?;
-    let tenant = LocalEngine::new(shared, engine.clone(), entry.generation, entry.address, Arc::clone(model));
-    let process = ProcessGroup::adopt(entry.pid, tenant.mark()).map_err(|_| NotAdopted::Gone)?;
+    let local_engine =
+        LocalEngine::new(shared, engine.clone(), entry.generation, entry.address, Arc::clone(model));
+    let process = ProcessGroup::adopt(entry.pid, local_engine.mark()).map_err(|_| NotAdopted::Gone)?;
     // Checked while the descriptor is held: from here on the pid cannot become another process unnoticed.
     if !is_same_process(entry) {
         return Err(NotAdopted::Gone);
     }
-    if !listens(entry, tenant.mark()).await? {
+    if !listens(entry, local_engine.mark()).await? {
         return match entry.phase {
-            StoredPhase::Starting => Ok((tenant, process, LocalEngineStart::Starting, None)),
+            StoredPhase::Starting => Ok((local_engine, process, LocalEngineStart::Starting, None)),
             StoredPhase::Awake | StoredPhase::Transitioning(_) | StoredPhase::Asleep(_) => {
                 Err(NotAdopted::Unhealthy)
             }
         };
     }
-    let (start, asleep) = probe_start(&tenant, entry.phase).await?;
-    Ok((tenant, process, start, asleep))
+    let (start, asleep) = probe_start(&local_engine, entry.phase).await?;
+    Ok((local_engine, process, start, asleep))
 }
 
 /// Whether the pid still belongs to the recorded process.
@@ -129,8 +130,8 @@ async fn listens(entry: &StoredEngine, mark: String) -> Result<bool, NotAdopted>
     let (port, group) = (entry.address.port(), entry.pid);
     let look = task::spawn_blocking(move || {
         let all = table::listeners(port);
-        let own = table::owned_by(&all, &table::members(Some(group), &mark));
-        (all.is_empty(), own.is_empty())
+        let own_ports = table::owned_by(&all, &table::members(Some(group), &mark));
+        (all.is_empty(), own_ports.is_empty())
     });
     match look.await {
         Ok((true, _)) => Ok(false),
@@ -144,13 +145,13 @@ async fn listens(entry: &StoredEngine, mark: String) -> Result<bool, NotAdopted>
 /// A silent engine may be starting or busy, so it is adopted as not ready. If it stays silent, the fleet's start
 /// deadline ends it.
 async fn probe_start(
-    tenant: &Arc<LocalEngine>,
+    local_engine: &Arc<LocalEngine>,
     recorded: StoredPhase,
 ) -> Result<(LocalEngineStart, Option<SleepLevel>), NotAdopted> {
     let health = async {
         tokio::join!(
-            tenant.client.adapter.health(PROBE_TIMEOUT),
-            tenant.client.adapter.is_asleep(PROBE_TIMEOUT)
+            local_engine.client.adapter.health(PROBE_TIMEOUT),
+            local_engine.client.adapter.is_asleep(PROBE_TIMEOUT)
         )
     };
     let (health, says_asleep) =
@@ -158,7 +159,7 @@ async fn probe_start(
     let health = match health {
         // The stub closed its gate in front of an engine that served, so the health watch begins as for a serving
         // engine.
-        EngineHealth::Gated if tenant.client.model.stub => EngineHealth::Healthy,
+        EngineHealth::Gated if local_engine.client.model.stub => EngineHealth::Healthy,
         EngineHealth::Gated => EngineHealth::Unhealthy,
         health => health,
     };
@@ -170,7 +171,7 @@ async fn probe_start(
             EngineHealth::Healthy | EngineHealth::Unreachable,
         )
         | (StoredPhase::Transitioning(level), Some(true), _) => {
-            tenant.set_phase(StoredPhase::Asleep(level)).await;
+            local_engine.set_phase(StoredPhase::Asleep(level)).await;
             Ok((LocalEngineStart::Asleep, Some(level)))
         }
         // The engine is half awake, and at level 2 its weights may be noise: do not guess.
@@ -200,10 +201,10 @@ async fn end_unrecorded(shared: &Arc<LocalContext>) {
         .iter()
         .map(|(engine, entry)| launch::mark(shared, engine, entry.generation))
         .collect();
-    let ours = format!("{}|", shared.store.folder().display());
+    let mark_prefix = format!("{}|", shared.store.folder().display());
     let find = move || -> BTreeSet<String> {
         let marks = table::pids().filter_map(|pid| table::env_value(pid, MARK_VAR));
-        marks.filter(|mark| mark.starts_with(&ours) && !known.contains(mark)).collect()
+        marks.filter(|mark| mark.starts_with(&mark_prefix) && !known.contains(mark)).collect()
     };
     for mark in task::spawn_blocking(find).await.unwrap_or_default() {
         tracing::warn!(%mark, "left over processes belong to no recorded engine, stopping them");

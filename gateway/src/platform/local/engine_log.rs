@@ -117,12 +117,12 @@ pub(super) fn trim(path: &Path, cap: Bytes) -> io::Result<bool> {
     let aside = path.with_extension("log.keep");
     let mut log = File::options().read(true).append(true).open(path)?;
     log.seek(SeekFrom::Start(length - cap.0 / 2))?;
-    let mut kept =
+    let mut kept_tail =
         File::options().create(true).truncate(true).read(true).write(true).mode(0o600).open(&aside)?;
-    io::copy(&mut (&log).take(cap.0 / 2), &mut kept)?;
+    io::copy(&mut (&log).take(cap.0 / 2), &mut kept_tail)?;
     log.set_len(0)?;
-    kept.rewind()?;
-    io::copy(&mut kept, &mut log)?;
+    kept_tail.rewind()?;
+    io::copy(&mut kept_tail, &mut log)?;
     fs::remove_file(&aside)?;
     Ok(true)
 }

@@ -57,18 +57,20 @@ pub(super) struct LocalEngine {
 
 /// Runs until the process group is gone, or until the gateway exits.
 pub(super) async fn run(
-    tenant: Arc<LocalEngine>,
+    local_engine: Arc<LocalEngine>,
     process: ProcessGroup,
-    mut orders: UnboundedReceiver<LocalEngineCommand>,
+    mut commands: UnboundedReceiver<LocalEngineCommand>,
     start: LocalEngineStart,
 ) {
     // A probe has a slot of its own: the fleet orders it on `Ready`, before the step that sent `Ready` has ended.
     let (mut work, mut probe): (Option<LocalStepFuture>, Option<LocalStepFuture>) = (None, None);
     let mut health: Option<HealthWatchFuture> = None;
     match start {
-        LocalEngineStart::Starting => work = Some(Box::pin(engine_steps::become_ready(Arc::clone(&tenant)))),
+        LocalEngineStart::Starting => {
+            work = Some(Box::pin(engine_steps::become_ready(Arc::clone(&local_engine))))
+        }
         LocalEngineStart::Awake => {
-            health = Some(Box::pin(engine_steps::watch_health(Arc::clone(&tenant), false)))
+            health = Some(Box::pin(engine_steps::watch_health(Arc::clone(&local_engine), false)))
         }
         LocalEngineStart::Asleep => {}
     }
@@ -77,12 +79,12 @@ pub(super) async fn run(
     // A stop before the engine was ready means a failed or an unwanted start; only the fleet knows which.
     let mut ready = start != LocalEngineStart::Starting;
     // `AwaitStub` arrived before the end of the step after which the health watch begins.
-    let mut held = false;
+    let mut awaits_stub = false;
     loop {
         tokio::select! {
             biased;
             () = process.leader_exited() => break,
-            order = orders.recv() => match order {
+            command = commands.recv() => match command {
                 None => return,
                 Some(LocalEngineCommand::Stop(grace)) => {
                     (work, probe, health) = (None, None, None);
@@ -95,26 +97,26 @@ pub(super) async fn run(
                     stopping = true;
                 }
                 Some(_) if stopping => {}
-                Some(LocalEngineCommand::Probe) => probe = Some(Box::pin(engine_steps::probe(Arc::clone(&tenant)))),
-                Some(LocalEngineCommand::AwaitStub) if work.is_some() => held = true,
+                Some(LocalEngineCommand::Probe) => probe = Some(Box::pin(engine_steps::probe(Arc::clone(&local_engine)))),
+                Some(LocalEngineCommand::AwaitStub) if work.is_some() => awaits_stub = true,
                 Some(LocalEngineCommand::AwaitStub) => {
-                    health = Some(Box::pin(engine_steps::watch_health(Arc::clone(&tenant), true)));
+                    health = Some(Box::pin(engine_steps::watch_health(Arc::clone(&local_engine), true)));
                 }
                 Some(LocalEngineCommand::Sleep(level)) => {
-                    (probe, health, held) = (None, None, false);
-                    work = Some(Box::pin(engine_steps::sleep(Arc::clone(&tenant), level)));
+                    (probe, health, awaits_stub) = (None, None, false);
+                    work = Some(Box::pin(engine_steps::sleep(Arc::clone(&local_engine), level)));
                 }
                 Some(LocalEngineCommand::Wake(level)) => {
-                    (probe, health, held) = (None, None, false);
-                    work = Some(Box::pin(engine_steps::wake(Arc::clone(&tenant), level)));
+                    (probe, health, awaits_stub) = (None, None, false);
+                    work = Some(Box::pin(engine_steps::wake(Arc::clone(&local_engine), level)));
                 }
             },
             after = poll_if_some(&mut work) => {
                 work = None;
                 if after == AfterStep::StartHealthWatch {
                     ready = true;
-                    let held = std::mem::take(&mut held);
-                    health = Some(Box::pin(engine_steps::watch_health(Arc::clone(&tenant), held)));
+                    let held = std::mem::take(&mut awaits_stub);
+                    health = Some(Box::pin(engine_steps::watch_health(Arc::clone(&local_engine), held)));
                 }
             }
             _ = poll_if_some(&mut probe) => probe = None,
@@ -126,19 +128,19 @@ pub(super) async fn run(
         }
     }
     drop((work, probe, health));
-    reap(&tenant, process, orders, stopping, ready).await;
+    reap(&local_engine, process, commands, stopping, ready).await;
 }
 
 /// Kills what is left of the process group, and only then reports the engine gone.
 async fn reap(
-    tenant: &LocalEngine,
+    local_engine: &LocalEngine,
     process: ProcessGroup,
-    orders: UnboundedReceiver<LocalEngineCommand>,
+    commands: UnboundedReceiver<LocalEngineCommand>,
     stopping: bool,
     ready: bool,
 ) {
-    let LocalEngine { shared, client: contact } = tenant;
-    let EngineClient { id, generation, .. } = contact;
+    let LocalEngine { shared, client } = local_engine;
+    let EngineClient { id, generation, .. } = client;
     let status = process.kill_and_reap().await;
     let mut cause = FailureCause::Stopped;
     if !(stopping && ready) {
@@ -151,7 +153,7 @@ async fn reap(
             cause = engine_log::exit_cause(status, &tail);
         }
         if let Some(line) = engine_log::last_line(&tail) {
-            contact
+            client
                 .report_diagnostics(EngineDiagnostics {
                     last_line: Some(line),
                     ..EngineDiagnostics::default()
@@ -161,9 +163,9 @@ async fn reap(
     }
     tracing::debug!(engine = %id, %generation, %cause, "engine gone");
     shared.store.remove(id, *generation).await;
-    shared.release_port(contact.address.port());
+    shared.release_port(client.address.port());
     // From here on the supervisor accepts a new generation; the driver learns that next.
-    drop(orders);
+    drop(commands);
     shared.common.send_event(Event::Gone { engine: id.clone(), generation: *generation, cause }).await;
 }
 
@@ -189,8 +191,8 @@ impl LocalEngine {
         address: SocketAddr,
         model: Arc<EngineConfig>,
     ) -> Arc<Self> {
-        let contact = EngineClient::new(&shared.common, id, generation, address, model);
-        Arc::new(Self { shared: Arc::clone(shared), client: contact })
+        let client = EngineClient::new(&shared.common, id, generation, address, model);
+        Arc::new(Self { shared: Arc::clone(shared), client })
     }
 
     /// Returns the mark as a variable in the environment of the engine's processes.

@@ -74,17 +74,17 @@ pub(super) async fn launch(
     accelerators: Vec<AcceleratorId>,
 ) -> Option<(Arc<LocalEngine>, ProcessGroup)> {
     match start(shared, &engine, generation, &accelerators).await {
-        Ok((tenant, process)) => {
-            let address = tenant.client.address;
+        Ok((local_engine, process)) => {
+            let address = local_engine.client.address;
             let started = Event::Started { engine, generation, address };
             shared.common.send_event(started).await;
-            Some((tenant, process))
+            Some((local_engine, process))
         }
         Err(error) => {
-            let symptoms = EngineDiagnostics::from_system(&error.to_string());
+            let diagnostics = EngineDiagnostics::from_system(&error.to_string());
             shared
                 .common
-                .send_event(Event::Diagnostics { engine: engine.clone(), generation, diagnostics: symptoms })
+                .send_event(Event::Diagnostics { engine: engine.clone(), generation, diagnostics })
                 .await;
             let gone = Event::Gone { engine, generation, cause: error.cause() };
             shared.common.send_event(gone).await;
@@ -132,8 +132,8 @@ async fn start(
         last_lease_end: now,
     };
     shared.store.add(engine.clone(), entry).await;
-    let tenant = LocalEngine::new(shared, engine.clone(), generation, address, Arc::clone(model));
-    Ok((tenant, process))
+    let local_engine = LocalEngine::new(shared, engine.clone(), generation, address, Arc::clone(model));
+    Ok((local_engine, process))
 }
 
 /// Returns the value of [`MARK_VAR`] for the processes of this engine generation.
@@ -183,8 +183,8 @@ async fn total(shared: &LocalContext, accelerators: &[AcceleratorId]) -> Bytes {
 /// Subtracts the weights (as large as their copy in host RAM) and a tenth of the whole for activations and graphs.
 fn kv_cache(spec: &ModelSpec) -> Bytes {
     let awake = spec.memory.awake.0;
-    let left = awake.saturating_sub(spec.memory.host.0).saturating_sub(awake / 10);
-    Bytes(left.max(awake / 10))
+    let remaining = awake.saturating_sub(spec.memory.host.0).saturating_sub(awake / 10);
+    Bytes(remaining.max(awake / 10))
 }
 
 /// All inputs of a process launch.
@@ -207,8 +207,8 @@ impl LaunchPlan {
         let failed = |source| Error::Spawn { program: program.clone(), source };
         let mut command = Command::new(program);
         // Engines must not see the gateway's own secrets and settings.
-        let ours = std::env::vars_os().map(|(name, _)| name);
-        for name in ours.filter(|name| name.as_encoded_bytes().starts_with(b"ROUSE_")) {
+        let own_vars = std::env::vars_os().map(|(name, _)| name);
+        for name in own_vars.filter(|name| name.as_encoded_bytes().starts_with(b"ROUSE_")) {
             command.env_remove(name);
         }
         command

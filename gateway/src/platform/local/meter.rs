@@ -129,9 +129,9 @@ impl LocalContext {
     ) -> Option<BTreeMap<EngineId, Bytes>> {
         let mut engines = self.store.engines();
         engines.retain(|_, entry| entry.accelerators.contains(accelerator));
-        let mut held: BTreeMap<EngineId, Bytes> =
+        let mut used: BTreeMap<EngineId, Bytes> =
             engines.keys().map(|engine| (engine.clone(), Bytes::ZERO)).collect();
-        let mut seen = by_pid.is_empty();
+        let mut any_readable = by_pid.is_empty();
         for (pid, bytes) in by_pid {
             let Ok(pid) = i32::try_from(pid) else {
                 continue;
@@ -139,18 +139,18 @@ impl LocalContext {
             let Some(stat) = table::stat(pid) else {
                 continue;
             };
-            seen = true;
+            any_readable = true;
             // A worker may have left the group, but it keeps the mark.
             let mark = table::env_value(pid, launch::MARK_VAR);
             let owner = engines.iter().find(|(engine, entry)| {
-                let own = launch::mark(self, engine, entry.generation);
-                entry.pid == stat.group || mark.as_ref() == Some(&own)
+                let engine_mark = launch::mark(self, engine, entry.generation);
+                entry.pid == stat.group || mark.as_ref() == Some(&engine_mark)
             });
-            if let Some(sum) = owner.and_then(|(engine, _)| held.get_mut(engine)) {
+            if let Some(sum) = owner.and_then(|(engine, _)| used.get_mut(engine)) {
                 *sum += bytes;
             }
         }
-        seen.then_some(held)
+        any_readable.then_some(used)
     }
 
     /// Records whether the accelerator is lost. Returns true if that changed.

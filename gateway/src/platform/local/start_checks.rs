@@ -6,15 +6,16 @@ use rouse_net::process::table;
 use super::engine_task::LocalEngine;
 
 /// Checks an engine that answers: its listeners and its served name.
-pub(super) async fn check_start(tenant: &LocalEngine) -> Result<(), FailureCause> {
-    if !tenant.client.model.allow_public {
-        let (port, group, mark) = (tenant.client.address.port(), tenant.process_group(), tenant.mark());
+pub(super) async fn check_start(local_engine: &LocalEngine) -> Result<(), FailureCause> {
+    if !local_engine.client.model.allow_public {
+        let (port, group, mark) =
+            (local_engine.client.address.port(), local_engine.process_group(), local_engine.mark());
         let public = tokio::task::spawn_blocking(move || listens_publicly(port, group, &mark)).await;
         if public.unwrap_or(true) {
             return Err(FailureCause::PublicListener);
         }
     }
-    tenant.client.adapter.check_served_name(tenant.client.health_timeout()).await
+    local_engine.client.adapter.check_served_name(local_engine.client.health_timeout()).await
 }
 
 /// Whether the engine's port is reachable from other machines.
@@ -26,7 +27,7 @@ fn listens_publicly(port: u16, group: Option<i32>, mark: &str) -> bool {
     if all.iter().all(|listener| listener.address.is_loopback()) {
         return false;
     }
-    let own = table::owned_by(&all, &table::members(group, mark));
-    let relevant = if own.is_empty() { all } else { own };
+    let own_ports = table::owned_by(&all, &table::members(group, mark));
+    let relevant = if own_ports.is_empty() { all } else { own_ports };
     relevant.iter().any(|listener| !listener.address.is_loopback())
 }

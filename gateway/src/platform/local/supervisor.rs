@@ -72,10 +72,10 @@ impl LocalSupervisor {
         for (model, learned) in learned {
             self.shared.common.send_event(Event::MeasurementsRestored { model, learned }).await;
         }
-        for (tenant, process, start) in adopt::adopt_all(&self.shared).await {
-            let (id, generation) = (tenant.client.id.clone(), tenant.client.generation);
+        for (local_engine, process, start) in adopt::adopt_all(&self.shared).await {
+            let (id, generation) = (local_engine.client.id.clone(), local_engine.client.generation);
             let (orders, received) = mpsc::unbounded_channel();
-            self.tasks.spawn(engine_task::run(tenant, process, received, start));
+            self.tasks.spawn(engine_task::run(local_engine, process, received, start));
             self.engine_tasks.insert(id, EngineTaskHandle { generation, commands: orders });
         }
         for (engine, failure) in self.shared.store.failures() {
@@ -121,7 +121,7 @@ impl LocalSupervisor {
     }
 
     async fn launch(&mut self, engine: EngineId, generation: Generation, accelerators: Vec<AcceleratorId>) {
-        let running = self.engine_tasks.get(&engine).filter(|life| !life.commands.is_closed());
+        let running = self.engine_tasks.get(&engine).filter(|task| !task.commands.is_closed());
         if let Some(running) = running {
             tracing::error!(
                 %engine, %generation, running = %running.generation,
@@ -135,21 +135,28 @@ impl LocalSupervisor {
         let shared = Arc::clone(&self.shared);
         let id = engine.clone();
         self.tasks.spawn(async move {
-            if let Some((tenant, process)) = launch::launch(&shared, id, generation, accelerators).await {
-                engine_task::run(tenant, process, received, engine_task::LocalEngineStart::Starting).await;
+            if let Some((local_engine, process)) = launch::launch(&shared, id, generation, accelerators).await
+            {
+                engine_task::run(local_engine, process, received, engine_task::LocalEngineStart::Starting)
+                    .await;
             }
         });
         self.engine_tasks.insert(engine, EngineTaskHandle { generation, commands: orders });
     }
 
     /// Sends a command to an engine task. If that generation has ended, sends the outcome of a vanished engine instead.
-    async fn send_to_engine(&mut self, engine: EngineId, generation: Generation, order: LocalEngineCommand) {
-        let life = self.engine_tasks.get(&engine).filter(|life| life.generation == generation);
-        if life.is_some_and(|life| life.commands.send(order).is_ok()) {
+    async fn send_to_engine(
+        &mut self,
+        engine: EngineId,
+        generation: Generation,
+        command: LocalEngineCommand,
+    ) {
+        let task = self.engine_tasks.get(&engine).filter(|task| task.generation == generation);
+        if task.is_some_and(|task| task.commands.send(command).is_ok()) {
             return;
         }
         let cause = FailureCause::Unreachable;
-        let outcome = match order {
+        let outcome = match command {
             LocalEngineCommand::Probe => {
                 Event::Canary { engine, generation, verdict: CanaryVerdict::Failed(cause) }
             }

@@ -222,32 +222,32 @@ fn config(folder: &Path, models: Vec<EngineConfig>) -> Config {
 
 #[tokio::test]
 async fn an_engine_starts_without_a_log_where_none_can_be_written() {
-    let mut world = LocalPlatformHarness::new(vec![sim("m", "")]);
-    assert_eq!(world.adopted().await, []);
-    let logs = world.folder.path().join("state/logs");
+    let mut harness = LocalPlatformHarness::new(vec![sim("m", "")]);
+    assert_eq!(harness.adopted().await, []);
+    let logs = harness.folder.path().join("state/logs");
     fs::remove_dir(&logs).unwrap();
     fs::write(&logs, "no folder any more").unwrap();
-    world.run("m").await;
-    world.stop("m", Millis::secs(5));
-    assert_eq!(world.gone("m").await, FailureCause::Stopped);
+    harness.run("m").await;
+    harness.stop("m", Millis::secs(5));
+    assert_eq!(harness.gone("m").await, FailureCause::Stopped);
 }
 
 /// An unknown name in a vendor's variable would hide a GPU.
 #[tokio::test]
 async fn an_engine_on_a_declared_accelerator_gets_the_variables_that_the_file_says_and_else_none() {
-    let mut world = LocalPlatformHarness::new(vec![script("plain", &["env"]), script("shown", &["env"])]);
-    assert_eq!(world.adopted().await, []);
-    world.launch("plain");
-    assert_eq!(world.gone("plain").await, FailureCause::Exited(0));
+    let mut harness = LocalPlatformHarness::new(vec![script("plain", &["env"]), script("shown", &["env"])]);
+    assert_eq!(harness.adopted().await, []);
+    harness.launch("plain");
+    assert_eq!(harness.gone("plain").await, FailureCause::Exited(0));
     let said = BTreeMap::from([("HIP_VISIBLE_DEVICES".to_owned(), "3".to_owned())]);
-    world.config.visible = BTreeMap::from([("gpu-0".into(), said)]);
-    world.local.reconfigure(Arc::new(world.config.clone()));
-    world.launch("shown");
-    assert_eq!(world.gone("shown").await, FailureCause::Exited(0));
+    harness.config.visible = BTreeMap::from([("gpu-0".into(), said)]);
+    harness.local.reconfigure(Arc::new(harness.config.clone()));
+    harness.launch("shown");
+    assert_eq!(harness.gone("shown").await, FailureCause::Exited(0));
 
     let names = ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"];
     let seen = |model: &str, name: &str| {
-        let log = fs::read_to_string(world.local.log_path(&engine(model)).unwrap()).unwrap();
+        let log = fs::read_to_string(harness.local.log_path(&engine(model)).unwrap()).unwrap();
         let mut lines = log.lines();
         lines.find_map(|line| line.strip_prefix(name)?.strip_prefix('=').map(str::to_owned))
     };
@@ -264,45 +264,45 @@ async fn an_engine_on_a_declared_accelerator_gets_the_variables_that_the_file_sa
 #[tokio::test]
 async fn an_engine_is_launched_probed_put_to_sleep_woken_and_stopped() {
     let (id, generation) = (engine("m"), FIRST);
-    let mut world = LocalPlatformHarness::new(vec![sim("m", "")]);
-    let book = world.config.meters["gpu-0"].to_str().unwrap().to_owned();
-    world.local.reconfigure(Arc::new(config(
-        world.folder.path(),
+    let mut harness = LocalPlatformHarness::new(vec![sim("m", "")]);
+    let book = harness.config.meters["gpu-0"].to_str().unwrap().to_owned();
+    harness.local.reconfigure(Arc::new(config(
+        harness.folder.path(),
         vec![sim("m", &format!("--accelerator-file {book} --gpu-memory-utilization ${{MEMORY_FRACTION}}"))],
     )));
-    assert_eq!(world.adopted().await, []);
-    world.local.submit(Command::Reserve {
+    assert_eq!(harness.adopted().await, []);
+    harness.local.submit(Command::Reserve {
         engine: id.clone(),
         generation,
         accelerators: vec!["gpu-0".into()],
         bytes: Bytes::gib(1),
         host: Bytes::ZERO,
     });
-    assert!(matches!(world.next().await, Event::Placed { .. }));
-    world.run("m").await;
+    assert!(matches!(harness.next().await, Event::Placed { .. }));
+    harness.run("m").await;
 
     let meter = || Command::ReadMeter { accelerator: "gpu-0".into(), after: Millis(1) };
-    world.local.submit(meter());
-    let Event::MeterRead { used, by_engine, .. } = world.next().await else { panic!("no reading") };
+    harness.local.submit(meter());
+    let Event::MeterRead { used, by_engine, .. } = harness.next().await else { panic!("no reading") };
     assert_eq!(used, Bytes::gib(1));
     assert_eq!(by_engine, Some(BTreeMap::from([(id.clone(), used)])));
 
-    world.local.submit(Command::Probe { engine: id.clone(), generation });
+    harness.local.submit(Command::Probe { engine: id.clone(), generation });
     let verdict = CanaryVerdict::Passed;
-    assert_eq!(world.next().await, Event::Canary { engine: id.clone(), generation, verdict });
+    assert_eq!(harness.next().await, Event::Canary { engine: id.clone(), generation, verdict });
 
     for level in [SleepLevel::One, SleepLevel::Two] {
-        world.local.submit(Command::Sleep { engine: id.clone(), generation, level });
-        assert_eq!(world.next().await, Event::Slept { engine: id.clone(), generation, level });
-        world.local.submit(meter());
-        assert!(matches!(world.next().await, Event::MeterRead { used, .. } if used == Bytes::mib(64)));
-        world.local.submit(Command::Wake { engine: id.clone(), generation, level });
-        assert_eq!(world.next().await, Event::Ready { engine: id.clone(), generation });
+        harness.local.submit(Command::Sleep { engine: id.clone(), generation, level });
+        assert_eq!(harness.next().await, Event::Slept { engine: id.clone(), generation, level });
+        harness.local.submit(meter());
+        assert!(matches!(harness.next().await, Event::MeterRead { used, .. } if used == Bytes::mib(64)));
+        harness.local.submit(Command::Wake { engine: id.clone(), generation, level });
+        assert_eq!(harness.next().await, Event::Ready { engine: id.clone(), generation });
     }
-    world.stop("m", Millis::secs(5));
-    assert_eq!(world.gone("m").await, FailureCause::Stopped);
+    harness.stop("m", Millis::secs(5));
+    assert_eq!(harness.gone("m").await, FailureCause::Stopped);
     assert!(
-        fs::read_to_string(world.local.log_path(&EngineId::new("m".into(), 0)).unwrap())
+        fs::read_to_string(harness.local.log_path(&EngineId::new("m".into(), 0)).unwrap())
             .unwrap()
             .contains("m#0, generation 1")
     );
@@ -312,9 +312,9 @@ async fn an_engine_is_launched_probed_put_to_sleep_woken_and_stopped() {
 async fn an_engine_that_cannot_start_says_why() {
     let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = socket.local_addr().unwrap().port();
-    let mut world = LocalPlatformHarness::new(Vec::new());
-    let book = world.config.meters["gpu-0"].to_str().unwrap();
-    let locked = world.folder.path().join("locked");
+    let mut harness = LocalPlatformHarness::new(Vec::new());
+    let book = harness.config.meters["gpu-0"].to_str().unwrap();
+    let locked = harness.folder.path().join("locked");
     fs::write(&locked, "#!/bin/sh\n").unwrap();
     let models = vec![
         script("none", &["/no/such/engine"]),
@@ -324,7 +324,7 @@ async fn an_engine_that_cannot_start_says_why() {
         script("code", &["sh", "-c", "echo \"No module named 'llama_cpp'\" >&2; exit 3"]),
         script("signal", &["sh", "-c", "kill -9 $$"]),
     ];
-    world.local.reconfigure(Arc::new(config(world.folder.path(), models)));
+    harness.local.reconfigure(Arc::new(config(harness.folder.path(), models)));
     for (model, expected) in [
         ("none", FailureCause::CommandNotFound),
         ("locked", FailureCause::PermissionDenied),
@@ -333,9 +333,9 @@ async fn an_engine_that_cannot_start_says_why() {
         ("code", FailureCause::Exited(3)),
         ("signal", FailureCause::Killed(9)),
     ] {
-        world.launch(model);
-        assert_eq!(world.gone(model).await, expected, "{model}");
-        let EngineDiagnostics { last_line, system, .. } = std::mem::take(&mut world.shown);
+        harness.launch(model);
+        assert_eq!(harness.gone(model).await, expected, "{model}");
+        let EngineDiagnostics { last_line, system, .. } = std::mem::take(&mut harness.shown);
         match model {
             "none" => assert!(system.unwrap().contains("No such file")),
             "locked" => assert!(system.unwrap().contains("Permission denied")),
@@ -348,93 +348,93 @@ async fn an_engine_that_cannot_start_says_why() {
 
 #[tokio::test]
 async fn an_engine_that_never_is_ready_shows_how_it_answers_and_what_it_wrote() {
-    let mut world = LocalPlatformHarness::new(vec![sim("m", "--start-time 1h")]);
-    world.launch("m");
-    while world.shown.probe.is_none() {
-        let event = time::timeout(Duration::from_secs(20), world.events.recv()).await;
+    let mut harness = LocalPlatformHarness::new(vec![sim("m", "--start-time 1h")]);
+    harness.launch("m");
+    while harness.shown.probe.is_none() {
+        let event = time::timeout(Duration::from_secs(20), harness.events.recv()).await;
         if let Event::Diagnostics { diagnostics, .. } = event.expect("nothing is shown").unwrap() {
-            world.shown.merge(&diagnostics);
+            harness.shown.merge(&diagnostics);
         }
     }
-    assert!(world.shown.probe.as_ref().unwrap().starts_with("GET /health"), "{:?}", world.shown);
-    world.stop("m", Millis::secs(5));
-    assert_eq!(world.gone("m").await, FailureCause::Stopped);
-    assert!(world.shown.last_line.is_some());
+    assert!(harness.shown.probe.as_ref().unwrap().starts_with("GET /health"), "{:?}", harness.shown);
+    harness.stop("m", Millis::secs(5));
+    assert_eq!(harness.gone("m").await, FailureCause::Stopped);
+    assert!(harness.shown.last_line.is_some());
 }
 
 #[tokio::test]
 async fn an_engine_that_faces_the_network_or_serves_another_model_is_refused() {
     let other = EngineConfig { served_name: "other".to_owned(), ..sim("wrong", "") };
-    let mut world = LocalPlatformHarness::new(vec![sim("public", "--host 0.0.0.0"), other]);
+    let mut harness = LocalPlatformHarness::new(vec![sim("public", "--host 0.0.0.0"), other]);
     let wrong = FailureCause::WrongModel { serves: "wrong".into(), configured: "other".into() };
     for (model, expected) in [("public", FailureCause::PublicListener), ("wrong", wrong)] {
-        world.launch(model);
+        harness.launch(model);
         let cause = loop {
-            if let Event::StartFailed { cause, .. } = world.next().await {
+            if let Event::StartFailed { cause, .. } = harness.next().await {
                 break cause;
             }
         };
         assert_eq!(cause, expected);
-        world.stop(model, Millis::secs(5));
-        assert_eq!(world.gone(model).await, FailureCause::Stopped);
+        harness.stop(model, Millis::secs(5));
+        assert_eq!(harness.gone(model).await, FailureCause::Stopped);
     }
 }
 
 #[tokio::test]
 async fn a_stopped_process_shows_in_the_health_of_its_engine_and_so_does_its_return() {
-    let mut world = LocalPlatformHarness::new(vec![sim("m", "")]);
-    world.adopted().await;
-    world.run("m").await;
+    let mut harness = LocalPlatformHarness::new(vec![sim("m", "")]);
+    harness.adopted().await;
+    harness.run("m").await;
     // A probe ordered right after `Ready` must not end the health watch that begins then.
-    world.local.submit(Command::Probe { engine: engine("m"), generation: FIRST });
-    assert!(matches!(world.next().await, Event::Canary { .. }));
-    let pid = nix::unistd::Pid::from_raw(world.pid("m"));
+    harness.local.submit(Command::Probe { engine: engine("m"), generation: FIRST });
+    assert!(matches!(harness.next().await, Event::Canary { .. }));
+    let pid = nix::unistd::Pid::from_raw(harness.pid("m"));
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).unwrap();
     for _ in 0..2 {
-        assert!(matches!(world.next().await, Event::Health { ok: false, progressed: false, .. }));
+        assert!(matches!(harness.next().await, Event::Health { ok: false, progressed: false, .. }));
     }
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGCONT).unwrap();
-    while !matches!(world.next().await, Event::Health { ok: true, .. }) {}
-    world.stop("m", Millis::secs(5));
-    world.gone("m").await;
+    while !matches!(harness.next().await, Event::Health { ok: true, .. }) {}
+    harness.stop("m", Millis::secs(5));
+    harness.gone("m").await;
 }
 
 /// The health watch continues, and the next gateway finds the engine awake.
 #[tokio::test]
 async fn an_engine_that_takes_the_order_to_sleep_and_stays_awake_is_as_it_was() {
     let models = || vec![sim("m", "--fault ignore-sleep")];
-    let mut world = LocalPlatformHarness::new(models());
-    world.adopted().await;
-    world.run("m").await;
+    let mut harness = LocalPlatformHarness::new(models());
+    harness.adopted().await;
+    harness.run("m").await;
     let (id, generation, cause) = (engine("m"), FIRST, FailureCause::SleepDenied);
-    world.local.submit(Command::Sleep { engine: id.clone(), generation, level: SleepLevel::One });
-    assert_eq!(world.next().await, Event::SleepFailed { engine: id, generation, cause });
-    let pid = nix::unistd::Pid::from_raw(world.pid("m"));
+    harness.local.submit(Command::Sleep { engine: id.clone(), generation, level: SleepLevel::One });
+    assert_eq!(harness.next().await, Event::SleepFailed { engine: id, generation, cause });
+    let pid = nix::unistd::Pid::from_raw(harness.pid("m"));
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).unwrap();
-    assert!(matches!(world.next().await, Event::Health { ok: false, .. }));
+    assert!(matches!(harness.next().await, Event::Health { ok: false, .. }));
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGCONT).unwrap();
-    while !matches!(world.next().await, Event::Health { ok: true, .. }) {}
+    while !matches!(harness.next().await, Event::Health { ok: true, .. }) {}
 
-    let mut world = world.restart(models()).await;
-    let adopted = world.adopted().await;
+    let mut harness = harness.restart(models()).await;
+    let adopted = harness.adopted().await;
     let [Event::Adopted { found, .. }] = &*adopted else { panic!("{adopted:?}") };
     assert_eq!((found.asleep, found.ready), (None, true));
-    world.stop("m", Millis::secs(5));
-    assert_eq!(world.gone("m").await, FailureCause::Stopped);
+    harness.stop("m", Millis::secs(5));
+    assert_eq!(harness.gone("m").await, FailureCause::Stopped);
 }
 
 #[tokio::test]
 async fn orders_to_an_engine_that_is_gone_are_answered_as_such() {
-    let mut world = LocalPlatformHarness::new(vec![sim("m", "")]);
-    world.adopted().await;
+    let mut harness = LocalPlatformHarness::new(vec![sim("m", "")]);
+    harness.adopted().await;
     let (id, generation) = (engine("m"), FIRST);
-    world.local.submit(Command::Probe { engine: id.clone(), generation });
-    assert!(matches!(world.next().await, Event::Canary { verdict: CanaryVerdict::Failed(_), .. }));
+    harness.local.submit(Command::Probe { engine: id.clone(), generation });
+    assert!(matches!(harness.next().await, Event::Canary { verdict: CanaryVerdict::Failed(_), .. }));
     let level = SleepLevel::One;
-    world.local.submit(Command::Sleep { engine: id.clone(), generation, level });
-    assert!(matches!(world.next().await, Event::SleepFailed { .. }));
-    world.local.submit(Command::Wake { engine: id, generation, level });
-    assert!(matches!(world.next().await, Event::WakeFailed { .. }));
-    world.stop("m", Millis::ZERO);
-    assert_eq!(world.gone("m").await, FailureCause::Stopped);
+    harness.local.submit(Command::Sleep { engine: id.clone(), generation, level });
+    assert!(matches!(harness.next().await, Event::SleepFailed { .. }));
+    harness.local.submit(Command::Wake { engine: id, generation, level });
+    assert!(matches!(harness.next().await, Event::WakeFailed { .. }));
+    harness.stop("m", Millis::ZERO);
+    assert_eq!(harness.gone("m").await, FailureCause::Stopped);
 }

@@ -39,31 +39,31 @@ fn is_about(pause: Millis, whole: Millis) -> bool {
 
 #[test]
 fn failures_in_a_row_leave_it_out_and_a_success_between_them_does_not() {
-    let mut world = BreakerFixture::new();
+    let mut fixture = BreakerFixture::new();
     for _ in 0..4 {
-        assert_eq!(world.fail(MAX_CONSECUTIVE_FAILURES - 1), []);
-        assert_eq!(world.succeed(), None);
-        world.pass(Millis::secs(31));
+        assert_eq!(fixture.fail(MAX_CONSECUTIVE_FAILURES - 1), []);
+        assert_eq!(fixture.succeed(), None);
+        fixture.pass(Millis::secs(31));
     }
-    let changes = world.fail(MAX_CONSECUTIVE_FAILURES + 3);
+    let changes = fixture.fail(MAX_CONSECUTIVE_FAILURES + 3);
     assert!(
         matches!(changes.as_slice(), [BreakerTransition::Ejected(pause)] if is_about(*pause, BASE_EJECTION_TIME)),
         "{changes:?}"
     );
-    assert!(world.standing.is_ejected() && !world.is_due() && !world.try_again());
+    assert!(fixture.standing.is_ejected() && !fixture.is_due() && !fixture.try_again());
 }
 
 #[test]
 fn half_of_many_outcomes_leave_it_out_and_less_do_not() {
     let left_out = |bad_of_ten: u32| {
-        let mut world = BreakerFixture::new();
+        let mut fixture = BreakerFixture::new();
         (0..200).any(|n| {
-            world.pass(Millis(100));
+            fixture.pass(Millis(100));
             // Spread the failures, so that they are not consecutive.
             if n * bad_of_ten % 10 < bad_of_ten {
-                world.fail(1)
+                fixture.fail(1)
             } else {
-                world.succeed().into_iter().collect()
+                fixture.succeed().into_iter().collect()
             }
             .iter()
             .any(|change| matches!(change, BreakerTransition::Ejected(_)))
@@ -79,45 +79,45 @@ fn half_of_many_outcomes_leave_it_out_and_less_do_not() {
 
 #[test]
 fn one_request_tries_it_when_its_time_is_over_and_each_time_it_is_longer_up_to_a_bound() {
-    let mut world = BreakerFixture::new();
-    world.fail(MAX_CONSECUTIVE_FAILURES);
+    let mut fixture = BreakerFixture::new();
+    fixture.fail(MAX_CONSECUTIVE_FAILURES);
     let mut whole = BASE_EJECTION_TIME;
     for _ in 0..8 {
-        world.pass(Millis(whole.0 * 11 / 10));
-        assert!(world.is_due() && world.try_again());
-        assert!(!world.is_due() && !world.try_again(), "one at a time");
+        fixture.pass(Millis(whole.0 * 11 / 10));
+        assert!(fixture.is_due() && fixture.try_again());
+        assert!(!fixture.is_due() && !fixture.try_again(), "one at a time");
         whole = Millis(whole.0 * 2).min(MAX_EJECTION_TIME);
         // A failed trial does not double the pause again.
-        assert_eq!(world.fail(1), []);
-        world.pass(Millis(whole.0 * 8 / 10));
-        assert!(!world.is_due());
+        assert_eq!(fixture.fail(1), []);
+        fixture.pass(Millis(whole.0 * 8 / 10));
+        assert!(!fixture.is_due());
     }
     assert_eq!(whole, MAX_EJECTION_TIME);
 }
 
 #[test]
 fn only_what_went_out_afterwards_brings_it_back() {
-    let mut world = BreakerFixture::new();
-    let before = world.now;
-    world.pass(Millis(1));
-    world.fail(MAX_CONSECUTIVE_FAILURES);
-    assert_eq!(world.standing.record_success(before, || world.now), None);
-    assert!(world.standing.is_ejected());
-    world.pass(Millis::secs(11));
-    assert!(world.try_again());
-    assert_eq!(world.succeed(), Some(BreakerTransition::Restored));
-    assert!(!world.standing.is_ejected());
+    let mut fixture = BreakerFixture::new();
+    let before = fixture.now;
+    fixture.pass(Millis(1));
+    fixture.fail(MAX_CONSECUTIVE_FAILURES);
+    assert_eq!(fixture.standing.record_success(before, || fixture.now), None);
+    assert!(fixture.standing.is_ejected());
+    fixture.pass(Millis::secs(11));
+    assert!(fixture.try_again());
+    assert_eq!(fixture.succeed(), Some(BreakerTransition::Restored));
+    assert!(!fixture.standing.is_ejected());
     // The breaker has forgotten earlier failures.
-    assert_eq!(world.fail(MAX_CONSECUTIVE_FAILURES - 1), []);
+    assert_eq!(fixture.fail(MAX_CONSECUTIVE_FAILURES - 1), []);
 }
 
 #[test]
 fn failures_of_what_went_out_before_do_not_lengthen_the_pause() {
-    let mut world = BreakerFixture::new();
-    let before = world.now;
-    world.pass(Millis(1));
-    world.fail(MAX_CONSECUTIVE_FAILURES);
-    world.pass(Millis(BASE_EJECTION_TIME.0 * 11 / 10));
-    assert_eq!(world.standing.record_failure(before, world.now), None);
-    assert!(world.is_due());
+    let mut fixture = BreakerFixture::new();
+    let before = fixture.now;
+    fixture.pass(Millis(1));
+    fixture.fail(MAX_CONSECUTIVE_FAILURES);
+    fixture.pass(Millis(BASE_EJECTION_TIME.0 * 11 / 10));
+    assert_eq!(fixture.standing.record_failure(before, fixture.now), None);
+    assert!(fixture.is_due());
 }

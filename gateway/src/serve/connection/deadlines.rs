@@ -111,7 +111,7 @@ impl<'a> ConnectionDeadlines<'a> {
             if let Some(end) = self.expired(socket, now) {
                 if matches!(end, ConnectionEnd::Stalled) {
                     tracing::debug!("closing the connection: the client does not read its response");
-                    socket.streaming_bodies().iter().for_each(|live| live.note_stalled());
+                    socket.streaming_bodies().iter().for_each(|streaming_body| streaming_body.note_stalled());
                 }
                 return Poll::Ready(end);
             }
@@ -191,23 +191,23 @@ impl<'a> ConnectionDeadlines<'a> {
             return (at <= now).then_some(end);
         }
         let lives = socket.streaming_bodies();
-        let patience = |live: &StreamingBody| {
+        let patience = |streaming_body: &StreamingBody| {
             let most = self.limits.client_stall.duration();
-            if live.is_engine_draining() { most.min(MAX_STALL_WHILE_DRAINING) } else { most }
+            if streaming_body.is_engine_draining() { most.min(MAX_STALL_WHILE_DRAINING) } else { most }
         };
         if let Some(since) = socket.write_blocked_since() {
-            let least = lives.iter().map(|live| patience(live)).min();
+            let least = lives.iter().map(|streaming_body| patience(streaming_body)).min();
             let most = least.unwrap_or_else(|| self.limits.client_stall.duration());
             if since + most <= now {
                 return Some(ConnectionEnd::Stalled);
             }
         }
-        for live in lives {
-            if live.stalled_since().is_some_and(|since| since + patience(&live) <= now) {
+        for streaming_body in lives {
+            if streaming_body.stalled_since().is_some_and(|since| since + patience(&streaming_body) <= now) {
                 if !socket.is_multiplexed() {
                     return Some(ConnectionEnd::Stalled);
                 }
-                live.abort_stalled();
+                streaming_body.abort_stalled();
             }
         }
         // Aborted streams of a client that grants no window disappear only with their connection.

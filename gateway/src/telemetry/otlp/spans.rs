@@ -34,12 +34,12 @@ use crate::{
 
 /// Returns the spans of a request that has a span context.
 pub(super) fn request_spans(record: &RequestRecord) -> Vec<SpanData> {
-    let Some(own) = record.own_context else { return Vec::new() };
-    let children = record.phases.iter().map(|step| phase_span(step, own, record));
-    std::iter::once(server_span(record, own)).chain(children).collect()
+    let Some(trace_context) = record.own_context else { return Vec::new() };
+    let children = record.phases.iter().map(|step| phase_span(step, trace_context, record));
+    std::iter::once(server_span(record, trace_context)).chain(children).collect()
 }
 
-fn server_span(record: &RequestRecord, own: TraceContext) -> SpanData {
+fn server_span(record: &RequestRecord, trace_context: TraceContext) -> SpanData {
     let ended = &record.outcome;
     let route = route(ended.route, path(record));
     let method = method(&record.method);
@@ -52,12 +52,17 @@ fn server_span(record: &RequestRecord, own: TraceContext) -> SpanData {
     };
     event("request body received", record.body_received_at, Vec::new());
     event("response head sent", record.head_sent_at, Vec::new());
-    let left = ended.left_in_phase.map(|left| KeyValue::new("rouse.phase", phase_label(left)));
-    event("client left", left.as_ref().map(|_| record.ended_at), left.into_iter().collect());
+    let left_in_phase =
+        ended.left_in_phase.map(|left_in_phase| KeyValue::new("rouse.phase", phase_label(left_in_phase)));
+    event(
+        "client left",
+        left_in_phase.as_ref().map(|_| record.ended_at),
+        left_in_phase.into_iter().collect(),
+    );
     let broken = ended.status >= 500 || (ended.status < 400 && ended.code.is_some());
     let status = if broken { Status::error(ended.code.unwrap_or_default()) } else { Status::Unset };
     SpanData {
-        span_context: context(own, own.span_id),
+        span_context: context(trace_context, trace_context.span_id),
         parent_span_id: record.parent.map_or(SpanId::INVALID, |parent| SpanId::from(parent.span_id)),
         parent_span_is_remote: record.parent.is_some(),
         span_kind: SpanKind::Server,
@@ -111,7 +116,7 @@ fn attributes(record: &RequestRecord, route: Option<&'static str>, method: &'sta
     all
 }
 
-fn phase_span(step: &PhaseInterval, own: TraceContext, record: &RequestRecord) -> SpanData {
+fn phase_span(step: &PhaseInterval, trace_context: TraceContext, record: &RequestRecord) -> SpanData {
     let (name, kind) = match step.phase {
         DisconnectPhase::Parked => ("parked", SpanKind::Internal),
         DisconnectPhase::Connecting => ("connect", SpanKind::Client),
@@ -123,8 +128,11 @@ fn phase_span(step: &PhaseInterval, own: TraceContext, record: &RequestRecord) -
     // A client that disconnects is no failure of the phase.
     let failed = step.error.filter(|error| *error != CLIENT_LEFT);
     SpanData {
-        span_context: context(own, u64::from_be_bytes(RandomIdGenerator::default().new_span_id().to_bytes())),
-        parent_span_id: SpanId::from(own.span_id),
+        span_context: context(
+            trace_context,
+            u64::from_be_bytes(RandomIdGenerator::default().new_span_id().to_bytes()),
+        ),
+        parent_span_id: SpanId::from(trace_context.span_id),
         parent_span_is_remote: false,
         span_kind: kind,
         name: name.into(),
@@ -139,9 +147,9 @@ fn phase_span(step: &PhaseInterval, own: TraceContext, record: &RequestRecord) -
     }
 }
 
-fn context(own: TraceContext, span: u64) -> SpanContext {
+fn context(trace_context: TraceContext, span: u64) -> SpanContext {
     SpanContext::new(
-        TraceId::from(own.trace_id),
+        TraceId::from(trace_context.trace_id),
         SpanId::from(span),
         TraceFlags::SAMPLED,
         false,

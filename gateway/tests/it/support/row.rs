@@ -95,14 +95,15 @@ fn stub() {
     let mut engine = Command::new(words.next().unwrap()).args(words).spawn().unwrap();
     let address = format!("127.0.0.1:{own}");
     if let Some(folder) = std::env::var_os(FOLDER_ENV) {
-        let told = |name: &str, what: String| std::fs::write(Path::new(&folder).join(name), what).unwrap();
-        told("relay", format!("127.0.0.1:{port}"));
-        told("engine", address);
+        let write_file =
+            |name: &str, what: String| std::fs::write(Path::new(&folder).join(name), what).unwrap();
+        write_file("relay", format!("127.0.0.1:{port}"));
+        write_file("engine", address);
         // Until the gateway ends all three processes.
         loop {
             let exe = std::env::current_exe().unwrap();
             let mut stub = Command::new(exe).args(["support::row::alone", "--exact"]).spawn().unwrap();
-            told("pid", stub.id().to_string());
+            write_file("pid", stub.id().to_string());
             stub.wait().unwrap();
         }
     }

@@ -17,19 +17,20 @@ pub(crate) struct Measurement {
 /// Returns groups of neighbours, each with nginx in it once. `workers` has nginx with one worker and with two.
 pub(crate) fn groups(case: BenchCase, targets: &[ComparedProxy], round: u32) -> Vec<Vec<Measurement>> {
     let one = |target| Measurement { target, workers: 1 };
-    let mut others: Vec<_> = targets.iter().copied().filter(|&target| case.applies_to(target)).collect();
-    let with_stub = others.contains(&ComparedProxy::Stub);
-    others.retain(|target| !matches!(target, ComparedProxy::Nginx | ComparedProxy::Stub));
-    if !others.is_empty() {
-        let places = others.len();
-        others.rotate_left(round as usize % places);
+    let mut targets_in_turn: Vec<_> =
+        targets.iter().copied().filter(|&target| case.applies_to(target)).collect();
+    let with_stub = targets_in_turn.contains(&ComparedProxy::Stub);
+    targets_in_turn.retain(|target| !matches!(target, ComparedProxy::Nginx | ComparedProxy::Stub));
+    if !targets_in_turn.is_empty() {
+        let places = targets_in_turn.len();
+        targets_in_turn.rotate_left(round as usize % places);
     }
     let mut groups: Vec<Vec<Measurement>> = if case == BenchCase::Workers {
         let both = |target| [1, 2].map(|workers| Measurement { target, workers });
-        vec![others.into_iter().chain([ComparedProxy::Nginx]).flat_map(both).collect()]
+        vec![targets_in_turn.into_iter().chain([ComparedProxy::Nginx]).flat_map(both).collect()]
     } else {
         let mut groups = Vec::new();
-        for pair in others.chunks(2) {
+        for pair in targets_in_turn.chunks(2) {
             // In the middle it is a neighbour of both.
             let mut group = vec![one(ComparedProxy::Nginx)];
             group.splice(0..0, pair.first().map(|&target| one(target)));

@@ -50,8 +50,12 @@ pub(crate) struct CompareRun<'a> {
 }
 
 impl<'a> CompareRun<'a> {
-    pub(crate) fn new(place: &'a BenchEnvironment, plan: ComparePlan, engine: (SocketAddr, u32)) -> Self {
-        Self { environment: place, plan, engine, groups: 0, began: Instant::now() }
+    pub(crate) fn new(
+        environment: &'a BenchEnvironment,
+        plan: ComparePlan,
+        engine: (SocketAddr, u32),
+    ) -> Self {
+        Self { environment, plan, engine, groups: 0, began: Instant::now() }
     }
 
     /// Measures everything. Writes the results so far into `folder` after each round, so an interrupted run is still
@@ -140,20 +144,20 @@ impl<'a> CompareRun<'a> {
         cell.warm_bytes = watched.memory()?;
         let mut around = MachineLoad::start()?;
         let before = watched.cpu()?;
-        let seen =
+        let result =
             timeout(self.plan.duration * 4 + LOAD_GRACE, self.work(cell, &work, proxy, &watched)).await;
-        let Ok(seen) = seen else { bail!("the load timed out") };
-        let seen = seen?;
+        let Ok(result) = result else { bail!("the load timed out") };
+        let result = result?;
         cell.cpu_s = watched.cpu()?.saturating_sub(before).as_secs_f64();
         cell.other_work = around.cores_used_by_others()?;
         cell.disturbed = cell.other_work > MAX_OTHER_CORES;
-        cell.units = seen.units;
-        cell.errors += seen.errors;
-        cell.corrupted = seen.corrupted;
-        cell.first_error = seen.first_error;
-        cell.wall_s = seen.wall.as_secs_f64();
-        cell.latency_us = LatencyQuantiles::from(&seen.latency);
-        cell.lag_us = LatencyQuantiles::from(&seen.lag);
+        cell.units = result.units;
+        cell.errors += result.errors;
+        cell.corrupted = result.corrupted;
+        cell.first_error = result.first_error;
+        cell.wall_s = result.wall.as_secs_f64();
+        cell.latency_us = LatencyQuantiles::from(&result.latency);
+        cell.lag_us = LatencyQuantiles::from(&result.lag);
         Ok(())
     }
 
@@ -174,13 +178,13 @@ impl<'a> CompareRun<'a> {
             }
             CaseLoad::Streams(streams) if cell.case == BenchCase::Streams5000 && !watched.pids.is_empty() => {
                 let (following, open) = watched.open_memory(streams.streams);
-                let seen = load::streams(streams).await;
+                let result = load::streams(streams).await;
                 following.abort();
                 let open = *open.borrow();
                 if open.streams > streams.streams / 2 {
                     (cell.open_bytes, cell.streams) = (Some(open.bytes), open.streams);
                 }
-                seen
+                result
             }
             CaseLoad::Streams(streams) => load::streams(streams).await,
         }

@@ -59,11 +59,11 @@ pub(crate) async fn run(
     for engine in engines {
         set_scheduling("--idle", *engine)?;
     }
-    let seen = send_beside_streams(load, proxy, core, folder).await;
+    let result = send_beside_streams(load, proxy, core, folder).await;
     for engine in engines {
         set_scheduling("--other", *engine)?;
     }
-    seen
+    result
 }
 
 /// Sets the kernel's scheduling policy for `pid`.
@@ -89,18 +89,18 @@ async fn send_beside_streams(
     tokio::pin!(body, reading);
     tokio::select! {
         sent = &mut body => {
-            let mut seen = reading.await?;
+            let mut result = reading.await?;
             if let Err(error) = sent {
-                seen.errors += 1;
-                seen.first_error.get_or_insert_with(|| format!("{error:#}"));
+                result.errors += 1;
+                result.first_error.get_or_insert_with(|| format!("{error:#}"));
             }
-            Ok(seen)
+            Ok(result)
         }
-        seen = &mut reading => {
-            let mut seen = seen?;
-            seen.errors += 1;
-            seen.first_error.get_or_insert_with(|| "the streams ended before the body was answered".to_owned());
-            Ok(seen)
+        result = &mut reading => {
+            let mut result = result?;
+            result.errors += 1;
+            result.first_error.get_or_insert_with(|| "the streams ended before the body was answered".to_owned());
+            Ok(result)
         }
     }
 }
@@ -121,13 +121,13 @@ impl SendBody {
         io.write_all(probe::head(self.to, &self.key, length).as_bytes())?;
         io.write_all(front.as_bytes())?;
         let many = message.repeat(64);
-        let mut left = messages as usize * message.len();
-        let (all, began) = (left, Instant::now());
-        while left > 0 {
-            let piece = many.as_bytes().get(..left).unwrap_or(many.as_bytes());
+        let mut remaining = messages as usize * message.len();
+        let (all, began) = (remaining, Instant::now());
+        while remaining > 0 {
+            let piece = many.as_bytes().get(..remaining).unwrap_or(many.as_bytes());
             io.write_all(piece)?;
-            left -= piece.len();
-            let due = began + Duration::from_secs_f64((all - left) as f64 / self.pace);
+            remaining -= piece.len();
+            let due = began + Duration::from_secs_f64((all - remaining) as f64 / self.pace);
             thread::sleep(due.saturating_duration_since(Instant::now()));
         }
         io.write_all(back.as_bytes())?;

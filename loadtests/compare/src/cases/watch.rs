@@ -72,7 +72,7 @@ impl ProxyProcesses {
         streams: usize,
     ) -> (JoinHandle<anyhow::Result<()>>, watch::Receiver<OpenStreamsMemory>) {
         let pids = self.pids.clone();
-        let (tell, told) = watch::channel(OpenStreamsMemory::default());
+        let (memory_tx, memory_rx) = watch::channel(OpenStreamsMemory::default());
         let following = tokio::spawn(async move {
             let (mut looks, slow) = (interval(DESCRIPTOR_POLL_INTERVAL), Instant::now() + MAX_OPENING_TIME);
             // The kernel walks all pages for a memory sample, which must not delay the first events.
@@ -85,7 +85,7 @@ impl ProxyProcesses {
                 let (of, open) = (pids.clone(), descriptors(&pids) / 2);
                 let bytes = spawn_blocking(move || ProcessMemory::of(&of)).await??.pss;
                 let sample = OpenStreamsMemory { streams: streams.min(usize::try_from(open)?), bytes };
-                tell.send_if_modified(|most| {
+                memory_tx.send_if_modified(|most| {
                     let more = (sample.streams, sample.bytes) > (most.streams, most.bytes);
                     if more {
                         *most = sample;
@@ -94,7 +94,7 @@ impl ProxyProcesses {
                 });
             }
         });
-        (following, told)
+        (following, memory_rx)
     }
 }
 
@@ -102,8 +102,12 @@ impl ProxyProcesses {
 fn descriptors(pids: &[u32]) -> u64 {
     let of = |pid: &u32| {
         let path = format!("/proc/{pid}/fd");
-        let told = fs::metadata(&path).map_or(0, |data| data.len());
-        if told > 0 { told } else { fs::read_dir(&path).map_or(0, |entries| entries.count() as u64) }
+        let log_length = fs::metadata(&path).map_or(0, |data| data.len());
+        if log_length > 0 {
+            log_length
+        } else {
+            fs::read_dir(&path).map_or(0, |entries| entries.count() as u64)
+        }
     };
     pids.iter().map(of).sum()
 }

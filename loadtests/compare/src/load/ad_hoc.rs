@@ -97,13 +97,13 @@ impl AdHocLoad {
             measure::pin(core)?;
         }
         let Some(pid) = self.cost_of else { return Ok(self.what.run().await?.0) };
-        let (mut cpu, mut own) = (CpuMeter::new(pid), CpuMeter::new(process::id()));
-        let (before, own_before, machine) = (cpu.total()?, own.total()?, MachineTicks::now()?);
+        let (mut cpu, mut own_cpu) = (CpuMeter::new(pid), CpuMeter::new(process::id()));
+        let (before, own_before, machine) = (cpu.total()?, own_cpu.total()?, MachineTicks::now()?);
         let (mut line, units) = self.what.run().await?;
-        let (spent, own) = (cpu.total()? - before, own.total()? - own_before);
+        let (spent, own_spent) = (cpu.total()? - before, own_cpu.total()? - own_before);
         let now = MachineTicks::now()?;
         let each = spent.as_secs_f64() * 1e6 / units.max(1) as f64;
-        let others = now.cores_used_by_others(&machine, spent + own);
+        let others = now.cores_used_by_others(&machine, spent + own_spent);
         write!(line, "; {each:.2} us CPU each; {others:.2} cores busy with other things")?;
         if let Some(share) = self.pin.and_then(|core| now.busy(&machine, core)) {
             write!(line, ", {:.0} % of this one in use", share * 100.0)?;
@@ -130,8 +130,8 @@ impl AdHocCommand {
                     duration: Duration::try_from_secs_f64(args.seconds)?,
                     check: args.target.check,
                 };
-                let seen = requests(&load).await?;
-                Ok((line("request", "latency", &seen), seen.units))
+                let result = requests(&load).await?;
+                Ok((line("request", "latency", &result), result.units))
             }
             Self::Streams(args) => {
                 let load = StreamLoad {
@@ -144,23 +144,23 @@ impl AdHocCommand {
                     opened_per_second: args.opened,
                     check: args.target.check,
                 };
-                let seen = streams(&load).await?;
-                Ok((line("event", "first event", &seen), seen.units))
+                let result = streams(&load).await?;
+                Ok((line("event", "first event", &result), result.units))
             }
         }
     }
 }
 
-fn line(unit: &str, latency: &str, seen: &LoadResult) -> String {
-    let seconds = seen.wall.as_secs_f64();
-    let rate = seen.units as f64 / seconds.max(1e-9);
-    let mut line = format!("{} {unit}s in {seconds:.2} s, {rate:.0}/s", seen.units);
-    write_times(&mut line, latency, &seen.latency);
-    write_times(&mut line, "lag", &seen.lag);
-    let (errors, corrupted) = (seen.errors, seen.corrupted);
+fn line(unit: &str, latency: &str, result: &LoadResult) -> String {
+    let seconds = result.wall.as_secs_f64();
+    let rate = result.units as f64 / seconds.max(1e-9);
+    let mut line = format!("{} {unit}s in {seconds:.2} s, {rate:.0}/s", result.units);
+    write_times(&mut line, latency, &result.latency);
+    write_times(&mut line, "lag", &result.lag);
+    let (errors, corrupted) = (result.errors, result.corrupted);
     // Writing to a String cannot fail.
     write!(line, "; {errors} errors, {corrupted} corrupted").ok();
-    if let Some(complaint) = &seen.first_error {
+    if let Some(complaint) = &result.first_error {
         write!(line, " ({complaint})").ok();
     }
     line

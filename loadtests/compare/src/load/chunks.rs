@@ -31,15 +31,19 @@ impl LoadChunkedDecoder {
     /// has ended.
     pub(super) fn next<'a>(&mut self, bytes: &mut &'a [u8]) -> Result<Option<&'a [u8]>, MalformedChunks> {
         loop {
-            if let LoadChunkedState::Data(left) = self.0 {
-                let length = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            if let LoadChunkedState::Data(remaining) = self.0 {
+                let length = bytes.len().min(usize::try_from(remaining).unwrap_or(usize::MAX));
                 let (piece, rest) = bytes.split_at(length);
                 if piece.is_empty() {
                     return Ok(None);
                 }
                 *bytes = rest;
-                let left = left - length as u64;
-                self.0 = if left == 0 { LoadChunkedState::AfterData } else { LoadChunkedState::Data(left) };
+                let remaining = remaining - length as u64;
+                self.0 = if remaining == 0 {
+                    LoadChunkedState::AfterData
+                } else {
+                    LoadChunkedState::Data(remaining)
+                };
                 return Ok(Some(piece));
             }
             if self.0 == LoadChunkedState::End {

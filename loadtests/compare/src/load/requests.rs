@@ -128,8 +128,8 @@ impl RequestWorker {
     }
 
     /// Sends a request. Returns whether the response is correct.
-    async fn exchange(&self, kept: &mut Option<LoadConnection>) -> anyhow::Result<bool> {
-        let mut connection = match kept.take() {
+    async fn exchange(&self, kept_alive: &mut Option<LoadConnection>) -> anyhow::Result<bool> {
+        let mut connection = match kept_alive.take() {
             Some(connection) => connection,
             None => LoadConnection::open(self.load.proxy).await?,
         };
@@ -140,7 +140,7 @@ impl RequestWorker {
             bail!("status {}", head.status);
         }
         if head.keeps_alive {
-            *kept = Some(connection);
+            *kept_alive = Some(connection);
         }
         Ok(right)
     }

@@ -10,13 +10,15 @@ pub(super) fn is_expected_body(wire: &FastResponses, check: ResponseCheck, body:
     match check {
         ResponseCheck::Bytes => body == wire.answer,
         ResponseCheck::Content => {
-            let said = |body| {
+            let content_of = |body| {
                 serde_json::from_slice(body).ok().and_then(|json: serde_json::Value| {
                     Some(json.pointer("/choices/0/message/content")?.as_str()?.to_owned())
                 })
             };
-            let said: Option<String> = said(body);
-            said.is_some_and(|said| memmem::find(&wire.answer, said.as_bytes()).is_some() && said.len() > 100)
+            let content: Option<String> = content_of(body);
+            content.is_some_and(|content| {
+                memmem::find(&wire.answer, content.as_bytes()).is_some() && content.len() > 100
+            })
         }
     }
 }
@@ -54,24 +56,24 @@ impl EventChecker {
         &mut self,
         wire: &FastResponses,
         mut piece: &[u8],
-        mut tell: impl FnMut(CheckedEvent),
+        mut on_event: impl FnMut(CheckedEvent),
     ) {
         while !piece.is_empty() {
             if !self.partial.is_empty() {
                 // A delimiter may also be split, so search the combined bytes.
-                let had = self.partial.len();
+                let partial_length = self.partial.len();
                 self.partial.extend_from_slice(piece);
                 let Some(end) = memmem::find(&self.partial, b"\n\n") else {
                     if self.partial.len() > MAX_EVENT_BYTES {
                         self.partial.clear();
                         self.next += 1;
-                        tell(CheckedEvent::Wrong);
+                        on_event(CheckedEvent::Wrong);
                     }
                     return;
                 };
                 let event = std::mem::take(&mut self.partial);
-                piece = piece.get(end + 2 - had..).unwrap_or_default();
-                self.event(wire, event.get(..end + 2).unwrap_or_default(), &mut tell);
+                piece = piece.get(end + 2 - partial_length..).unwrap_or_default();
+                self.event(wire, event.get(..end + 2).unwrap_or_default(), &mut on_event);
                 continue;
             }
             // Nearly always a complete event of the known length.
@@ -84,12 +86,12 @@ impl EventChecker {
                 self.partial.extend_from_slice(piece);
                 return;
             };
-            self.event(wire, event, &mut tell);
+            self.event(wire, event, &mut on_event);
             piece = rest;
         }
     }
 
-    fn event(&mut self, wire: &FastResponses, event: &[u8], tell: &mut impl FnMut(CheckedEvent)) {
+    fn event(&mut self, wire: &FastResponses, event: &[u8], on_event: &mut impl FnMut(CheckedEvent)) {
         if event == DONE && self.next == self.expected && !self.done {
             self.done = true;
             return;
@@ -108,16 +110,16 @@ impl EventChecker {
         match stamp {
             Some(stamp) if stamp.sequence == self.next && !self.done => {
                 self.next += 1;
-                tell(CheckedEvent::Event { first: stamp.sequence == 0, sent_ns: stamp.sent_ns });
+                on_event(CheckedEvent::Event { first: stamp.sequence == 0, sent_ns: stamp.sent_ns });
             }
             Some(stamp) => {
                 // Count the gap once: later events are judged by their own position.
                 self.next = stamp.sequence + 1;
-                tell(CheckedEvent::Wrong);
+                on_event(CheckedEvent::Wrong);
             }
             None => {
                 self.next += 1;
-                tell(CheckedEvent::Wrong);
+                on_event(CheckedEvent::Wrong);
             }
         }
     }

@@ -56,10 +56,10 @@ impl LoadTally {
         counts.record_first_error(|| format!("{error:#}"));
     }
 
-    pub(super) fn corrupted(&self, what: &str) {
+    pub(super) fn corrupted(&self, unit: &str) {
         let mut counts = self.counts();
         counts.corrupted += 1;
-        counts.record_first_error(|| what.to_owned());
+        counts.record_first_error(|| unit.to_owned());
     }
 
     /// The counts and the first error.
@@ -95,7 +95,7 @@ impl LoadCounts {
         self.lag.saturating_record(ns / 1000);
     }
 
-    pub(super) fn record_first_error(&mut self, what: impl FnOnce() -> String) {
-        self.first_error.get_or_insert_with(what);
+    pub(super) fn record_first_error(&mut self, message: impl FnOnce() -> String) {
+        self.first_error.get_or_insert_with(message);
     }
 }

@@ -121,13 +121,13 @@ async fn streams_come_whole_and_are_timed() {
     let engine = engine().await;
     for (interval, events) in [(Duration::from_millis(5), 20), (Duration::ZERO, 500)] {
         let load = StreamLoad { interval, events, ..some_streams(engine) };
-        let seen = streams(&load).await.unwrap();
-        assert_eq!((seen.errors, seen.corrupted, seen.first_error), (0, 0, None));
+        let result = streams(&load).await.unwrap();
+        assert_eq!((result.errors, result.corrupted, result.first_error), (0, 0, None));
         assert_eq!(
-            (seen.units, seen.latency.len(), seen.lag.len()),
-            (20 * u64::from(events), 20, seen.units)
+            (result.units, result.latency.len(), result.lag.len()),
+            (20 * u64::from(events), 20, result.units)
         );
-        assert!(seen.wall >= interval * (events - 1));
+        assert!(result.wall >= interval * (events - 1));
     }
 }
 
@@ -135,8 +135,8 @@ async fn streams_come_whole_and_are_timed() {
 async fn harmless_relays_are_not_complained_of() {
     let relay = relay(engine().await, RelayDamage::Pieces).await;
     for check in [ResponseCheck::Bytes, ResponseCheck::Content] {
-        let seen = streams(&StreamLoad { check, ..some_streams(relay) }).await.unwrap();
-        assert_eq!((seen.units, seen.errors, seen.corrupted, seen.first_error), (200, 0, 0, None));
+        let result = streams(&StreamLoad { check, ..some_streams(relay) }).await.unwrap();
+        assert_eq!((result.units, result.errors, result.corrupted, result.first_error), (200, 0, 0, None));
     }
 }
 
@@ -151,31 +151,31 @@ async fn whatever_a_relay_does_to_events_is_noticed() {
         (RelayDamage::Double, 1, 0),
         (RelayDamage::Cut, 0, 1),
     ] {
-        let seen = streams(&some_streams(relay(engine, harm).await)).await.unwrap();
-        let (corrupted, errors) = (seen.corrupted, seen.errors);
+        let result = streams(&some_streams(relay(engine, harm).await)).await.unwrap();
+        let (corrupted, errors) = (result.corrupted, result.errors);
         assert!(
             corrupted >= 20 * wrong && errors >= 20 * broken,
             "{corrupted} {errors} {:?}",
-            seen.first_error
+            result.first_error
         );
-        assert!(seen.first_error.is_some());
+        assert!(result.first_error.is_some());
     }
 }
 
 #[tokio::test]
 async fn requests_are_answered_and_counted() {
-    let seen = requests(&some_requests(engine().await)).await.unwrap();
-    assert_eq!((seen.errors, seen.corrupted, seen.first_error), (0, 0, None));
-    assert!(seen.units > 0 && seen.latency.len() == seen.units);
+    let result = requests(&some_requests(engine().await)).await.unwrap();
+    assert_eq!((result.errors, result.corrupted, result.first_error), (0, 0, None));
+    assert!(result.units > 0 && result.latency.len() == result.units);
 }
 
 #[tokio::test]
 async fn a_changed_or_cut_answer_is_noticed() {
     let engine = engine().await;
-    let seen = requests(&some_requests(relay(engine, RelayDamage::Flip).await)).await.unwrap();
-    assert!(seen.corrupted > 0 && seen.corrupted == seen.units, "{seen:?}");
-    let seen = requests(&some_requests(relay(engine, RelayDamage::Cut).await)).await.unwrap();
-    assert!(seen.errors > 0 && seen.units == 0, "{seen:?}");
+    let result = requests(&some_requests(relay(engine, RelayDamage::Flip).await)).await.unwrap();
+    assert!(result.corrupted > 0 && result.corrupted == result.units, "{result:?}");
+    let result = requests(&some_requests(relay(engine, RelayDamage::Cut).await)).await.unwrap();
+    assert!(result.errors > 0 && result.units == 0, "{result:?}");
 }
 
 #[tokio::test]
@@ -190,10 +190,10 @@ async fn an_open_load_keeps_its_schedule_through_slow_answers() {
         ..some_requests(engine().await)
     };
     let began = Instant::now();
-    let seen = requests(&load).await.unwrap();
-    assert_eq!((seen.units, seen.errors, seen.corrupted), (100, 0, 0));
+    let result = requests(&load).await.unwrap();
+    assert_eq!((result.units, result.errors, result.corrupted), (100, 0, 0));
     assert!(began.elapsed() < Duration::from_secs(5));
-    assert!(seen.latency.min() >= 99_000, "{}", seen.latency.min());
+    assert!(result.latency.min() >= 99_000, "{}", result.latency.min());
 }
 
 /// One connection cannot keep the schedule, so later requests wait longer.
@@ -206,10 +206,10 @@ async fn what_could_not_be_sent_in_time_has_waited() {
         duration: Duration::from_millis(200),
         ..some_requests(engine().await)
     };
-    let seen = requests(&load).await.unwrap();
-    assert_eq!(seen.units, 20);
+    let result = requests(&load).await.unwrap();
+    assert_eq!(result.units, 20);
     // The last request was due at 190 ms and answered at 1 s.
-    assert!(seen.latency.max() > 700_000, "{}", seen.latency.max());
+    assert!(result.latency.max() > 700_000, "{}", result.latency.max());
 }
 
 #[tokio::test]
@@ -225,14 +225,14 @@ async fn refusals_and_closed_ports_are_errors() {
             counted.fetch_add(1, Relaxed);
         }
     });
-    let seen = requests(&some_requests(address)).await.unwrap();
-    assert_eq!((seen.units, seen.first_error.as_deref()), (0, Some("status 429")));
+    let result = requests(&some_requests(address)).await.unwrap();
+    assert_eq!((result.units, result.first_error.as_deref()), (0, Some("status 429")));
     // The worker pauses after each refusal.
-    assert!((1..500).contains(&seen.errors) && served.load(Relaxed) as u64 >= seen.errors);
+    assert!((1..500).contains(&result.errors) && served.load(Relaxed) as u64 >= result.errors);
     refusing.abort();
     assert!(refusing.await.unwrap_err().is_cancelled());
-    let seen = streams(&some_streams(address)).await.unwrap();
-    assert_eq!((seen.units, seen.errors), (0, 20));
+    let result = streams(&some_streams(address)).await.unwrap();
+    assert_eq!((result.units, result.errors), (0, 20));
 }
 
 #[tokio::test]

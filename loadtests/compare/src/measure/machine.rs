@@ -32,19 +32,19 @@ impl MachineTicks {
     /// Fraction of the time since `earlier` in which a core was busy, 0 to 1. `None` if there is no such core or no
     /// time has passed.
     pub(crate) fn busy(&self, earlier: &Self, core: usize) -> Option<f64> {
-        let (now, then) = (self.cores.get(core)?, earlier.cores.get(core)?);
-        let all = now.all.checked_sub(then.all).filter(|all| *all > 0)?;
-        Some(now.busy.saturating_sub(then.busy) as f64 / all as f64)
+        let (now, before) = (self.cores.get(core)?, earlier.cores.get(core)?);
+        let all = now.all.checked_sub(before.all).filter(|all| *all > 0)?;
+        Some(now.busy.saturating_sub(before.busy) as f64 / all as f64)
     }
 
-    /// Cores that other work kept busy since `earlier`, steal included. `own` is the CPU time of the measurement's
+    /// Cores that other work kept busy since `earlier`, steal included. `own_time` is the CPU time of the measurement's
     /// processes meanwhile, over all cores.
-    pub(crate) fn cores_used_by_others(&self, earlier: &Self, own: Duration) -> f64 {
+    pub(crate) fn cores_used_by_others(&self, earlier: &Self, own_time: Duration) -> f64 {
         let sum = |machine: &Self, of: fn(&CoreTicks) -> u64| machine.cores.iter().map(of).sum::<u64>();
         let passed = |of| sum(self, of).saturating_sub(sum(earlier, of)) as f64 * self.tick.as_secs_f64();
         let (busy, all) = (passed(|core| core.busy + core.stolen), passed(|core| core.all));
         let wall = all / self.cores.len().max(1) as f64;
-        if wall == 0.0 { 0.0 } else { ((busy - own.as_secs_f64()) / wall).max(0.0) }
+        if wall == 0.0 { 0.0 } else { ((busy - own_time.as_secs_f64()) / wall).max(0.0) }
     }
 }
 

@@ -152,20 +152,20 @@ fn started() -> MutexGuard<'static, BTreeSet<u32>> {
 /// are an example.
 pub(crate) fn orphans() -> Vec<u32> {
     // Lock before listing, so that a process started meanwhile does not pass for an orphan.
-    let ours = started();
-    let mut strays = children(process::id()).unwrap_or_default();
-    strays.retain(|pid| !ours.contains(pid));
-    strays
+    let own_processes = started();
+    let mut orphaned = children(process::id()).unwrap_or_default();
+    orphaned.retain(|pid| !own_processes.contains(pid));
+    orphaned
 }
 
 /// Kills the orphans, which would share the load's core with later measurements.
 pub(crate) fn kill_orphans() {
-    for stray in orphans() {
-        for pid in tree(stray).unwrap_or_default() {
+    for orphan in orphans() {
+        for pid in tree(orphan).unwrap_or_default() {
             signal(pid, Signal::SIGKILL);
         }
-        if let Ok(stray) = i32::try_from(stray) {
-            waitpid(Pid::from_raw(stray), None).ok();
+        if let Ok(orphan) = i32::try_from(orphan) {
+            waitpid(Pid::from_raw(orphan), None).ok();
         }
     }
 }

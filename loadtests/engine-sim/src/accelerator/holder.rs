@@ -33,8 +33,8 @@ impl MemoryAccount {
     }
 
     /// Sets how long freed memory stays counted from now on.
-    pub fn set_free_delay(&mut self, late: Option<Duration>) {
-        self.free_delay = late;
+    pub fn set_free_delay(&mut self, free_delay: Option<Duration>) {
+        self.free_delay = free_delay;
     }
 
     /// Runs `change` with the file locked, all or nothing. An error discards the changes.
@@ -69,20 +69,20 @@ impl AccountTransaction<'_> {
     /// Sets the account's memory on `id` to `bytes`. Growth must fit; shrinking frees memory, late if the account is
     /// set so. The account can reclaim its own late memory, because a driver that frees slowly still knows the owner.
     pub fn resize(&mut self, id: &str, bytes: u64) -> Result<(), Error> {
-        let MemoryAccount { pid, free_delay: late, .. } = *self.account;
+        let MemoryAccount { pid, free_delay, .. } = *self.account;
         let usage = self.state.usage(id);
         let card = self.state.accelerators.get_mut(id);
         let card = card.ok_or_else(|| Error::UnknownAccelerator(id.to_owned()))?;
-        let held = card.used.get(&pid).map_or(0, |entry| entry.bytes);
-        let (asked, freed) = (bytes.saturating_sub(held), held.saturating_sub(bytes));
+        let before = card.used.get(&pid).map_or(0, |entry| entry.bytes);
+        let (asked, freed) = (bytes.saturating_sub(before), before.saturating_sub(bytes));
         self.account.set_entry(&mut card.used, bytes);
         let missing = asked - self.reclaim(id, asked);
         if missing > usage.free() {
             let (accelerator, free) = (id.to_owned(), usage.free());
             return Err(Error::OutOfMemory { accelerator, asked, capacity: usage.capacity, free });
         }
-        if let Some(late) = late.filter(|_| freed > 0) {
-            let until_unix_ms = self.now_ms + late.as_millis() as u64;
+        if let Some(free_delay) = free_delay.filter(|_| freed > 0) {
+            let until_unix_ms = self.now_ms + free_delay.as_millis() as u64;
             let (accelerator, start) = (id.to_owned(), self.account.start);
             self.state.late.push(DelayedFree { accelerator, bytes: freed, until_unix_ms, pid, start });
         }
@@ -92,14 +92,16 @@ impl AccountTransaction<'_> {
     /// Reclaims up to `bytes` of the account's own late memory on `id`. Returns the amount.
     fn reclaim(&mut self, id: &str, bytes: u64) -> u64 {
         let MemoryAccount { pid, start, .. } = *self.account;
-        let own = |late: &&mut DelayedFree| late.accelerator == id && (late.pid, late.start) == (pid, start);
-        let mut left = bytes;
-        for late in self.state.late.iter_mut().filter(own) {
-            let taken = late.bytes.min(left);
-            late.bytes -= taken;
-            left -= taken;
+        let is_own = |delayed: &&mut DelayedFree| {
+            delayed.accelerator == id && (delayed.pid, delayed.start) == (pid, start)
+        };
+        let mut remaining = bytes;
+        for delayed in self.state.late.iter_mut().filter(is_own) {
+            let reclaimed = delayed.bytes.min(remaining);
+            delayed.bytes -= reclaimed;
+            remaining -= reclaimed;
         }
-        bytes - left
+        bytes - remaining
     }
 
     /// Sets the account's host memory to `bytes`. Host memory has no capacity here.
@@ -114,7 +116,7 @@ impl MemoryAccount {
             used.remove(&self.pid);
             return;
         }
-        let late_ms = self.free_delay.map_or(0, |late| late.as_millis() as u64);
+        let late_ms = self.free_delay.map_or(0, |delay| delay.as_millis() as u64);
         used.insert(self.pid, MemoryEntry { start: self.start, bytes, label: self.label.clone(), late_ms });
     }
 }

@@ -69,10 +69,10 @@ impl AcceleratorFileState {
         let mut by_pid: BTreeMap<u32, u64> =
             card.used.iter().map(|(pid, entry)| (*pid, entry.bytes)).collect();
         let mut used_total: u64 = by_pid.values().sum();
-        for late in self.late.iter().filter(|late| late.accelerator == id) {
-            used_total += late.bytes;
-            if process::is_alive(late.pid, late.start) {
-                *by_pid.entry(late.pid).or_default() += late.bytes;
+        for delayed in self.late.iter().filter(|late| late.accelerator == id) {
+            used_total += delayed.bytes;
+            if process::is_alive(delayed.pid, delayed.start) {
+                *by_pid.entry(delayed.pid).or_default() += delayed.bytes;
             }
         }
         SimAcceleratorUsage { capacity: card.capacity, used_total, by_pid }
@@ -80,15 +80,15 @@ impl AcceleratorFileState {
 
     /// Drops the memory of dead processes, or moves it to the late memory.
     pub(super) fn drop_dead_processes(&mut self, now_ms: u64) {
-        let gone = |pid: &u32, entry: &mut MemoryEntry| !process::is_alive(*pid, entry.start);
+        let is_dead = |pid: &u32, entry: &mut MemoryEntry| !process::is_alive(*pid, entry.start);
         for (id, card) in &mut self.accelerators {
-            for (pid, entry) in card.used.extract_if(.., gone).filter(|(_, entry)| entry.late_ms > 0) {
+            for (pid, entry) in card.used.extract_if(.., is_dead).filter(|(_, entry)| entry.late_ms > 0) {
                 let until_unix_ms = now_ms + entry.late_ms;
                 let MemoryEntry { bytes, start, .. } = entry;
                 self.late.push(DelayedFree { accelerator: id.clone(), bytes, until_unix_ms, pid, start });
             }
         }
         self.host.used.retain(|pid, entry| process::is_alive(*pid, entry.start));
-        self.late.retain(|late| late.until_unix_ms > now_ms && late.bytes > 0);
+        self.late.retain(|delayed| delayed.until_unix_ms > now_ms && delayed.bytes > 0);
     }
 }

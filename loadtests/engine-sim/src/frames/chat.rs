@@ -16,13 +16,14 @@ impl AnswerWriter {
 
     pub(super) fn chat_token(&self, n: u64, piece: &TokenPiece<'_>, finish: Option<&str>) -> Vec<String> {
         let text = quoted(&piece.text);
-        let Some(place) = &piece.call else {
+        let Some(position) = &piece.call else {
             return vec![self.chunk(n, &format!(r#""delta":{{"content":{text}}}"#), finish)];
         };
-        let delta = |call: &str| format!(r#""delta":{{"tool_calls":[{{"index":{},{call}}}]}}"#, place.index);
+        let delta =
+            |call: &str| format!(r#""delta":{{"tool_calls":[{{"index":{},{call}}}]}}"#, position.index);
         let mut events = Vec::new();
-        if place.is_first {
-            let call = call(place.call, "");
+        if position.is_first {
+            let call = call(position.call, "");
             // Strip the braces, because vLLM puts the index first.
             let call = call.to_string();
             let inner = call.trim_start_matches('{').strip_suffix('}').unwrap_or_default();
@@ -46,18 +47,24 @@ impl AnswerWriter {
         events
     }
 
-    pub(super) fn chat_whole(&self, voices: &[SimChoice], made: u64, finish: Option<&str>) -> Value {
-        let choice = |(index, voice): (usize, &SimChoice)| {
-            let finish = finish.unwrap_or(voice.finish);
+    pub(super) fn chat_whole(
+        &self,
+        sim_choices: &[SimChoice],
+        token_count: u64,
+        finish: Option<&str>,
+    ) -> Value {
+        let choice = |(index, sim_choice): (usize, &SimChoice)| {
+            let finish = finish.unwrap_or(sim_choice.finish);
             let common =
                 json!({"index": index, "logprobs": null, "finish_reason": finish, "stop_reason": null});
-            let text = voice.text_so_far(made);
+            let text = sim_choice.text_so_far(token_count);
             merge(
                 common,
                 match self.api {
                     SimApi::Chat => {
-                        let calls = voice.calls_so_far(made);
-                        let calls: Vec<Value> = calls.iter().map(|(one, said)| call(one, said)).collect();
+                        let calls = sim_choice.calls_so_far(token_count);
+                        let calls: Vec<Value> =
+                            calls.iter().map(|(tool_call, arguments)| call(tool_call, arguments)).collect();
                         let content = if calls.is_empty() { Value::from(text) } else { Value::Null };
                         json!({"message": {"role": "assistant", "content": content, "tool_calls": calls}})
                     }
@@ -65,18 +72,18 @@ impl AnswerWriter {
                 },
             )
         };
-        let choices: Vec<Value> = voices.iter().enumerate().map(choice).collect();
+        let choices: Vec<Value> = sim_choices.iter().enumerate().map(choice).collect();
         json!({
             "id": self.identity.id, "object": self.object(false), "created": self.identity.created, "model": self.model,
-            "choices": choices, "usage": self.usage(voices, made).json(),
+            "choices": choices, "usage": self.usage(sim_choices, token_count).json(),
         })
     }
 
-    fn chunk(&self, n: u64, what: &str, finish: Option<&str>) -> String {
+    fn chunk(&self, n: u64, content: &str, finish: Option<&str>) -> String {
         let head = self.chunk_head();
         let finish = finish.map_or_else(|| "null".to_owned(), |reason| format!("\"{reason}\""));
         format!(
-            "{head},\"choices\":[{{\"index\":{n},{what},\"logprobs\":null,\"finish_reason\":{finish}}}]}}\n\n"
+            "{head},\"choices\":[{{\"index\":{n},{content},\"logprobs\":null,\"finish_reason\":{finish}}}]}}\n\n"
         )
     }
 

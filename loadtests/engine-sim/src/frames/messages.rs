@@ -7,59 +7,64 @@ use crate::choice::{SimChoice, SimToolCall, TokenPiece};
 use super::{AnswerWriter, finish_reason, has_tool_calls, named_event, text_of};
 
 impl AnswerWriter {
-    pub(super) fn messages_opening(&self, voices: &[SimChoice]) -> Vec<String> {
+    pub(super) fn messages_opening(&self, choices: &[SimChoice]) -> Vec<String> {
         let message = self.message_of(&json!([]), Value::Null, 0);
         let mut events = vec![event("message_start", json!({"message": message}))];
-        if !has_tool_calls(voices) {
+        if !has_tool_calls(choices) {
             events.push(block_start(0, json!({"type": "text", "text": ""})));
         }
         events
     }
 
     pub(super) fn messages_token(&self, piece: &TokenPiece<'_>) -> Vec<String> {
-        let Some(place) = &piece.call else {
+        let Some(position) = &piece.call else {
             return vec![delta(0, json!({"type": "text_delta", "text": piece.text}))];
         };
         let mut events = Vec::new();
-        if place.is_first {
-            events.push(block_start(place.index, tool_use(place.call, &json!({}))));
+        if position.is_first {
+            events.push(block_start(position.index, tool_use(position.call, &json!({}))));
         }
-        events.push(delta(place.index, json!({"type": "input_json_delta", "partial_json": piece.text})));
-        if place.is_last {
-            events.push(event("content_block_stop", json!({"index": place.index})));
+        events.push(delta(position.index, json!({"type": "input_json_delta", "partial_json": piece.text})));
+        if position.is_last {
+            events.push(event("content_block_stop", json!({"index": position.index})));
         }
         events
     }
 
     pub(super) fn messages_closing(
         &self,
-        voices: &[SimChoice],
-        made: u64,
+        choices: &[SimChoice],
+        token_count: u64,
         finish: Option<&str>,
     ) -> Vec<String> {
         let mut events = Vec::new();
-        if !has_tool_calls(voices) {
+        if !has_tool_calls(choices) {
             events.push(event("content_block_stop", json!({"index": 0})));
         }
-        let usage = self.usage(voices, made);
+        let usage = self.usage(choices, token_count);
         let usage = json!({"input_tokens": usage.prompt, "output_tokens": usage.completion});
-        let stop = json!({"stop_reason": stop_reason(finish_reason(voices, finish)), "stop_sequence": null});
+        let stop = json!({"stop_reason": stop_reason(finish_reason(choices, finish)), "stop_sequence": null});
         events.push(event("message_delta", json!({"delta": stop, "usage": usage})));
         events.push(event("message_stop", json!({})));
         events
     }
 
-    pub(super) fn messages_whole(&self, voices: &[SimChoice], made: u64, finish: Option<&str>) -> Value {
-        let blocks: Vec<Value> = if has_tool_calls(voices) {
+    pub(super) fn messages_whole(
+        &self,
+        choices: &[SimChoice],
+        token_count: u64,
+        finish: Option<&str>,
+    ) -> Value {
+        let blocks: Vec<Value> = if has_tool_calls(choices) {
             // A truncated call has no parseable arguments.
-            let input = |said: &str| serde_json::from_str(said).unwrap_or_else(|_| json!({}));
-            let called = voices.iter().flat_map(|voice| voice.calls_so_far(made));
-            called.map(|(call, said)| tool_use(call, &input(&said))).collect()
+            let input = |arguments: &str| serde_json::from_str(arguments).unwrap_or_else(|_| json!({}));
+            let called = choices.iter().flat_map(|choice| choice.calls_so_far(token_count));
+            called.map(|(call, arguments)| tool_use(call, &input(&arguments))).collect()
         } else {
-            vec![json!({"type": "text", "text": text_of(voices, made)})]
+            vec![json!({"type": "text", "text": text_of(choices, token_count)})]
         };
-        let stop = stop_reason(finish_reason(voices, finish)).into();
-        self.message_of(&blocks.into(), stop, self.usage(voices, made).completion)
+        let stop = stop_reason(finish_reason(choices, finish)).into();
+        self.message_of(&blocks.into(), stop, self.usage(choices, token_count).completion)
     }
 
     fn message_of(&self, blocks: &Value, stop_reason: Value, output_tokens: u64) -> Value {

@@ -7,39 +7,40 @@ use crate::choice::{SimChoice, SimToolCall, TokenPiece};
 use super::{AnswerWriter, finish_reason, has_tool_calls, merge, named_event, text_of};
 
 impl AnswerWriter {
-    pub(super) fn responses_opening(&mut self, voices: &[SimChoice]) -> Vec<String> {
-        let begun = self.response("in_progress", json!([]), Value::Null);
+    pub(super) fn responses_opening(&mut self, choices: &[SimChoice]) -> Vec<String> {
+        let created = self.response("in_progress", json!([]), Value::Null);
         let mut events = vec![
-            self.event("response.created", json!({"response": begun})),
-            self.event("response.in_progress", json!({"response": begun})),
+            self.event("response.created", json!({"response": created})),
+            self.event("response.in_progress", json!({"response": created})),
         ];
-        if !has_tool_calls(voices) {
+        if !has_tool_calls(choices) {
             let (item, part) = (self.message("in_progress", &[]), text_part(""));
             events.push(self.event("response.output_item.added", json!({"output_index": 0, "item": item})));
-            let place = self.text_place();
-            events.push(self.event("response.content_part.added", merge(place, json!({"part": part}))));
+            let item_position = self.text_place();
+            events
+                .push(self.event("response.content_part.added", merge(item_position, json!({"part": part}))));
         }
         events
     }
 
     pub(super) fn responses_token(&mut self, piece: &TokenPiece<'_>) -> Vec<String> {
-        let Some(place) = &piece.call else {
+        let Some(call_position) = &piece.call else {
             let delta = merge(self.text_place(), json!({"delta": piece.text, "logprobs": []}));
             return vec![self.event("response.output_text.delta", delta)];
         };
-        let at = json!({"output_index": place.index});
-        let named = merge(at.clone(), json!({"item_id": self.call_item_id(place.index)}));
+        let at = json!({"output_index": call_position.index});
+        let named = merge(at.clone(), json!({"item_id": self.call_item_id(call_position.index)}));
         let mut events = Vec::new();
-        if place.is_first {
-            let item = self.call_item(place.index, place.call, "in_progress", "");
+        if call_position.is_first {
+            let item = self.call_item(call_position.index, call_position.call, "in_progress", "");
             events.push(self.event("response.output_item.added", merge(at.clone(), json!({"item": item}))));
         }
         let delta = merge(named.clone(), json!({"delta": piece.text}));
         events.push(self.event("response.function_call_arguments.delta", delta));
-        if place.is_last {
-            let arguments = place.call.arguments();
-            let item = self.call_item(place.index, place.call, "completed", &arguments);
-            let done = json!({"name": place.call.name, "arguments": arguments});
+        if call_position.is_last {
+            let arguments = call_position.call.arguments();
+            let item = self.call_item(call_position.index, call_position.call, "completed", &arguments);
+            let done = json!({"name": call_position.call.name, "arguments": arguments});
             events.push(self.event("response.function_call_arguments.done", merge(named, done)));
             events.push(self.event("response.output_item.done", merge(at, json!({"item": item}))));
         }
@@ -48,35 +49,41 @@ impl AnswerWriter {
 
     pub(super) fn responses_closing(
         &mut self,
-        voices: &[SimChoice],
-        made: u64,
+        choices: &[SimChoice],
+        token_count: u64,
         finish: Option<&str>,
     ) -> Vec<String> {
         let mut events = Vec::new();
-        if !has_tool_calls(voices) {
-            let text = text_of(voices, made);
+        if !has_tool_calls(choices) {
+            let text = text_of(choices, token_count);
             let (part, item) = (text_part(&text), self.message("completed", &[text_part(&text)]));
-            let place = self.text_place();
-            let done = merge(place.clone(), json!({"text": text, "logprobs": []}));
+            let item_position = self.text_place();
+            let done = merge(item_position.clone(), json!({"text": text, "logprobs": []}));
             events.push(self.event("response.output_text.done", done));
-            events.push(self.event("response.content_part.done", merge(place, json!({"part": part}))));
+            events
+                .push(self.event("response.content_part.done", merge(item_position, json!({"part": part}))));
             events.push(self.event("response.output_item.done", json!({"output_index": 0, "item": item})));
         }
-        let whole = self.responses_whole(voices, made, finish);
-        let name = format!("response.{}", status(finish_reason(voices, finish)));
+        let whole = self.responses_whole(choices, token_count, finish);
+        let name = format!("response.{}", status(finish_reason(choices, finish)));
         events.push(self.event(&name, json!({"response": whole})));
         events
     }
 
-    pub(super) fn responses_whole(&self, voices: &[SimChoice], made: u64, finish: Option<&str>) -> Value {
-        let status = status(finish_reason(voices, finish));
-        let output: Vec<Value> = if has_tool_calls(voices) {
-            let called = voices.iter().flat_map(|voice| voice.calls_so_far(made)).enumerate();
+    pub(super) fn responses_whole(
+        &self,
+        choices: &[SimChoice],
+        token_count: u64,
+        finish: Option<&str>,
+    ) -> Value {
+        let status = status(finish_reason(choices, finish));
+        let output: Vec<Value> = if has_tool_calls(choices) {
+            let called = choices.iter().flat_map(|choice| choice.calls_so_far(token_count)).enumerate();
             called.map(|(index, (call, said))| self.call_item(index, call, status, &said)).collect()
         } else {
-            vec![self.message("completed", &[text_part(&text_of(voices, made))])]
+            vec![self.message("completed", &[text_part(&text_of(choices, token_count))])]
         };
-        let usage = self.usage(voices, made);
+        let usage = self.usage(choices, token_count);
         let usage = json!({
             "input_tokens": usage.prompt, "input_tokens_details": {"cached_tokens": 0},
             "output_tokens": usage.completion, "output_tokens_details": {"reasoning_tokens": 0},

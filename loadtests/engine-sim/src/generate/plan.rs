@@ -48,9 +48,9 @@ impl InferencePlan {
         let ask = SimRequest::parse(api, content_type, body).map_err(|error| bad(&error, None))?;
         let names = engine.names();
         let model = names.first().cloned().unwrap_or_default();
-        let asked = ask.model.as_deref().unwrap_or(&model);
-        if !names.iter().any(|name| name == asked) {
-            let message = format!("The model `{asked}` does not exist.");
+        let requested_model = ask.model.as_deref().unwrap_or(&model);
+        if !names.iter().any(|name| name == requested_model) {
+            let message = format!("The model `{requested_model}` does not exist.");
             return Err(reply::api_error(api, 404, "NotFoundError", &message, Some("model")));
         }
         let prompts = ask.prompts(api).ok_or_else(|| bad("the request has no prompt", None))?;
@@ -64,7 +64,8 @@ impl InferencePlan {
         if api == SimApi::Messages && ask.tokens().is_none() {
             return Err(bad("max_tokens: Field required", Some("max_tokens")));
         }
-        let voices = if api.generates() { choices(engine, api, &ask, &model, &prompts) } else { Vec::new() };
+        let sim_choices =
+            if api.generates() { choices(engine, api, &ask, &model, &prompts) } else { Vec::new() };
         let prompt_tokens = ask.prompt_tokens(&prompts);
         let whole = immediate::answer(api, &ask, &model, &prompts, prompt_tokens, name);
         let format = ask.upload.as_ref().map(|upload| upload.format.as_str());
@@ -72,12 +73,12 @@ impl InferencePlan {
             api,
             stream: ask.stream.unwrap_or(false) && api.generates(),
             usage: ask.include_usage(),
-            tokens: voices.iter().map(|voice| voice.tokens).max().unwrap_or(0),
+            tokens: sim_choices.iter().map(|choice| choice.tokens).max().unwrap_or(0),
             prompt_tokens,
             echo: if api == SimApi::Responses { echo(&ask) } else { Value::Null },
             text_only: format == Some("text"),
             immediate: whole.ok_or_else(|| bad("the request has no query", None))?,
-            choices: voices,
+            choices: sim_choices,
             model,
         })
     }
@@ -90,25 +91,26 @@ fn choices(
     model: &str,
     prompts: &[String],
 ) -> Vec<SimChoice> {
-    let (n, asked, corrupt) = (ask.n.unwrap_or(1).clamp(1, 128), ask.tokens(), engine.view().corrupt);
+    let (n, requested_tokens, corrupt) =
+        (ask.n.unwrap_or(1).clamp(1, 128), ask.tokens(), engine.view().corrupt);
     let tools = if corrupt || api.takes_audio() { Vec::new() } else { ask.calls() };
     let schema = ask.schema().filter(|_| !corrupt && !api.takes_audio());
-    let voice = |prompt: &String, i: u64| {
+    let make_choice = |prompt: &String, i: u64| {
         let key = content::key(model, prompt, ask.seed().wrapping_add(i));
         if !tools.is_empty() {
-            SimChoice::calls(&tools, key, asked)
+            SimChoice::calls(&tools, key, requested_tokens)
         } else if let Some(schema) = &schema {
-            SimChoice::text(&document::fit_schema(schema, key).to_string(), asked)
+            SimChoice::text(&document::fit_schema(schema, key).to_string(), requested_tokens)
         } else if api.takes_audio() && !corrupt {
-            SimChoice::text(prompt, asked)
+            SimChoice::text(prompt, requested_tokens)
         } else {
-            SimChoice::plain(key, corrupt, asked, engine.args.tokens)
+            SimChoice::plain(key, corrupt, requested_tokens, engine.args.tokens)
         }
     };
     prompts
         .iter()
         .flat_map(|prompt| (0..n).map(move |i| (prompt, i)))
-        .map(|(prompt, i)| voice(prompt, i))
+        .map(|(prompt, i)| make_choice(prompt, i))
         .collect()
 }
 

@@ -43,23 +43,23 @@ struct WrappedEngineError<'a> {
 }
 
 /// Renders the engine's response with a status other than 2xx as the end of a stream.
-pub(super) fn event(status: StatusCode, body: &[u8], form: ApiSchema) -> Bytes {
+pub(super) fn event(status: StatusCode, body: &[u8], schema: ApiSchema) -> Bytes {
     let mut out = Vec::with_capacity(body.len() + 64);
     let document =
         std::str::from_utf8(body).ok().and_then(|text| serde_json::from_str::<&RawValue>(text).ok());
     match document.filter(|document| document.get().starts_with('{')) {
-        Some(document) => refusal(status, document, form, &mut out),
-        None => render::write_error_event(&unreadable(status, form), form, 0, &mut out),
+        Some(document) => refusal(status, document, schema, &mut out),
+        None => render::write_error_event(&unreadable(status, schema), schema, 0, &mut out),
     }
     out.into()
 }
 
-fn refusal(status: StatusCode, document: &RawValue, form: ApiSchema, out: &mut Vec<u8>) {
-    let seen = serde_json::from_str::<EngineErrorBody<'_>>(document.get()).ok();
-    let (kind, error) = seen.map_or((None, None), |seen| (seen.kind, seen.error));
+fn refusal(status: StatusCode, document: &RawValue, schema: ApiSchema, out: &mut Vec<u8>) {
+    let parsed = serde_json::from_str::<EngineErrorBody<'_>>(document.get()).ok();
+    let (kind, error) = parsed.map_or((None, None), |parsed| (parsed.kind, parsed.error));
     // Without an `error` member the whole document is the error, as vLLM's older releases and FastAPI write it.
     let error = error.unwrap_or(document);
-    match form {
+    match schema {
         ApiSchema::OpenAi if std::ptr::eq(error.get(), document.get()) => {
             write_data_lines(&openai_envelope(&document), out)
         }
@@ -135,8 +135,8 @@ fn write_data_lines(document: &[u8], out: &mut Vec<u8>) {
 }
 
 /// An error for a body that is not a JSON object: it reports only the status.
-fn unreadable(status: StatusCode, form: ApiSchema) -> ErrorObject<'static> {
-    let kind = match form {
+fn unreadable(status: StatusCode, schema: ApiSchema) -> ErrorObject<'static> {
+    let kind = match schema {
         ApiSchema::Anthropic => render::anthropic_error_type(status),
         _ if status.is_server_error() => "server_error",
         _ => "invalid_request_error",

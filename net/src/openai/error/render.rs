@@ -85,21 +85,21 @@ pub(super) fn anthropic_error_type(status: StatusCode) -> &'static str {
 }
 
 /// Writes the JSON of a refusal.
-pub(super) fn envelope<E: Serialize>(error: &E, form: ApiSchema, out: &mut Vec<u8>) {
-    write(&ErrorEnvelope { kind: (form == ApiSchema::Anthropic).then_some("error"), error }, out);
+pub(super) fn envelope<E: Serialize>(error: &E, schema: ApiSchema, out: &mut Vec<u8>) {
+    write(&ErrorEnvelope { kind: (schema == ApiSchema::Anthropic).then_some("error"), error }, out);
 }
 
 /// Writes the end of a stream that failed after `events` events.
-pub(super) fn write_error_event(error: &ErrorObject<'_>, form: ApiSchema, events: u64, out: &mut Vec<u8>) {
-    match form {
+pub(super) fn write_error_event(error: &ErrorObject<'_>, schema: ApiSchema, events: u64, out: &mut Vec<u8>) {
+    match schema {
         ApiSchema::OpenAi => {
             out.extend_from_slice(b"data: ");
-            envelope(error, form, out);
+            envelope(error, schema, out);
             out.extend_from_slice(b"\n\n");
         }
         ApiSchema::Anthropic => {
             out.extend_from_slice(b"event: error\ndata: ");
-            envelope(error, form, out);
+            envelope(error, schema, out);
             out.extend_from_slice(b"\n\n");
         }
         ApiSchema::Responses => {

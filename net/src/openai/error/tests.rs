@@ -294,17 +294,17 @@ fn a_message_says_what_happened_why_and_what_to_do() {
     says(&timeout, "firstByte after 5m: no first byte of the stream");
     let not_ready = |cause| Fault::ModelNotReady { model: "m".into(), cause, wait: waited() };
     says(&not_ready(FailureCause::Deadline), "was not ready after 1m1.500s: gpu-1: held by qwen");
-    for (over, words) in [
+    for (limit, words) in [
         (WaitLimit::Request, "the request's x-request-timeout expired"),
         (WaitLimit::Queue, "queue.maxWait expired"),
     ] {
-        let wait = WaitDetails { expired_limit: Some(over), ..waited() };
-        let late = |cause| Fault::ModelNotReady { model: "m".into(), cause, wait: wait.clone() };
+        let wait = WaitDetails { expired_limit: Some(limit), ..waited() };
+        let expired = |cause| Fault::ModelNotReady { model: "m".into(), cause, wait: wait.clone() };
         says(
-            &late(FailureCause::Deadline),
+            &expired(FailureCause::Deadline),
             &format!("was not ready after 1m1.500s, when {words}: gpu-1: held by qwen"),
         );
-        says(&late(FailureCause::Exited(1)), &format!("gpu-1: held by qwen; {words} after 1m1.500s"));
+        says(&expired(FailureCause::Exited(1)), &format!("gpu-1: held by qwen; {words} after 1m1.500s"));
         let full = Fault::QueueFull { message: "'m' is full".into(), wait: wait.clone() };
         says(&full, &format!("'m' is full: gpu-1: held by qwen; {words} after 1m1.500s"));
         let Fault::InsufficientMemory(mut short) = shortage(false) else { panic!("it is one") };
@@ -368,16 +368,16 @@ fn anthropics_envelope_says_the_same_in_its_own_words() {
         (504, "timeout_error"),
     ];
     for (fault, status, _, code, ..) in table() {
-        let ours = envelope(&fault);
-        let theirs: Value = serde_json::from_slice(&body(&fault, ApiSchema::Anthropic)).unwrap();
-        assert_eq!(theirs["type"], "error");
+        let openai = envelope(&fault);
+        let anthropic: Value = serde_json::from_slice(&body(&fault, ApiSchema::Anthropic)).unwrap();
+        assert_eq!(anthropic["type"], "error");
         let expected =
             kinds.iter().find(|(of, _)| *of == status).map_or("invalid_request_error", |(_, kind)| kind);
         let expected = if status == 501 { "api_error" } else { expected };
-        assert_eq!(theirs["error"]["type"], expected, "{fault:?}");
-        assert_eq!(theirs["error"]["code"], code);
+        assert_eq!(anthropic["error"]["type"], expected, "{fault:?}");
+        assert_eq!(anthropic["error"]["code"], code);
         for key in ["message", "param", "details"] {
-            assert_eq!(theirs["error"].get(key), ours["error"].get(key), "{key} of {fault:?}");
+            assert_eq!(anthropic["error"].get(key), openai["error"].get(key), "{key} of {fault:?}");
         }
         assert_eq!(body(&fault, ApiSchema::Responses), body(&fault, ApiSchema::OpenAi));
         assert_eq!(

@@ -35,7 +35,7 @@ impl<'a> FormPart<'a> {
         let (mut disposition, mut encoding, mut kind) = (None, None, None);
         for field in lines(slice_of(part, &(0..blank))) {
             let (name, value) = split(field)?;
-            let place = if name.eq_ignore_ascii_case(DISPOSITION) {
+            let header = if name.eq_ignore_ascii_case(DISPOSITION) {
                 &mut disposition
             } else if name.eq_ignore_ascii_case(ENCODING) {
                 &mut encoding
@@ -44,7 +44,7 @@ impl<'a> FormPart<'a> {
             } else {
                 continue;
             };
-            if place.replace(value).is_some() {
+            if header.replace(value).is_some() {
                 return Err(Error::Malformed("a part has the same header field twice"));
             }
         }

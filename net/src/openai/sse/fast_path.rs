@@ -40,21 +40,22 @@ fn may_end(json: &[u8]) -> bool {
     found != 0
 }
 
-/// Combines `look` over every three adjacent bytes. The compiler vectorizes this form, sixteen positions at a time. It
+/// Combines `classify` over every three adjacent bytes. The compiler vectorizes this form, sixteen positions at a time. It
 /// does not vectorize an iterator or a branch.
 #[inline(always)]
 #[expect(
     clippy::indexing_slicing,
     reason = "each of the three has `places` bytes, which the compiler sees as well"
 )]
-fn any_three_bytes(json: &[u8], look: impl Fn(u8, u8, u8) -> u8) -> u8 {
-    let places = json.len().saturating_sub(2);
-    let [Some(first), Some(second), Some(third)] = [0, 1, 2].map(|from| json.get(from..from + places)) else {
+fn any_three_bytes(json: &[u8], classify: impl Fn(u8, u8, u8) -> u8) -> u8 {
+    let positions = json.len().saturating_sub(2);
+    let [Some(first), Some(second), Some(third)] = [0, 1, 2].map(|from| json.get(from..from + positions))
+    else {
         return 0;
     };
     let mut found = 0;
-    for place in 0..places {
-        found |= look(first[place], second[place], third[place]);
+    for position in 0..positions {
+        found |= classify(first[position], second[position], third[position]);
     }
     found
 }

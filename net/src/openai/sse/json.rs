@@ -116,8 +116,8 @@ impl JsonScanner {
 
     /// Skips bytes up to a change of position that may matter, or an incomplete string.
     fn skip<'a>(&mut self, mut bytes: &'a [u8]) -> &'a [u8] {
-        while let Some(place) = bytes.iter().position(|byte| is_structural(*byte)) {
-            let (_, turn) = bytes.split_at(place);
+        while let Some(position) = bytes.iter().position(|byte| is_structural(*byte)) {
+            let (_, turn) = bytes.split_at(position);
             let Some((first, after)) = turn.split_first() else { return turn };
             bytes = match first {
                 b'"' => match after_string(after) {

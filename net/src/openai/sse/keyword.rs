@@ -24,8 +24,8 @@ pub(super) enum StreamEnd {
 impl KeywordBuffer {
     pub(super) fn push(&mut self, byte: u8) {
         match self.bytes.get_mut(usize::from(self.length)) {
-            Some(place) => {
-                *place = byte;
+            Some(slot) => {
+                *slot = byte;
                 self.length += 1;
             }
             None => self.length = MAX_KEYWORD_BYTES as u8 + 1,

@@ -86,9 +86,9 @@ impl UpstreamStream {
         let Some(connection) = this.connection else {
             return Poll::Ready(Err(Fault::Internal));
         };
-        let held = &mut connection.read_buffer;
-        if !held.is_empty() {
-            let payload = decoder.decode_buffered(held).map_err(|_| broken_off_fault(model))?;
+        let buffered = &mut connection.read_buffer;
+        if !buffered.is_empty() {
+            let payload = decoder.decode_buffered(buffered).map_err(|_| broken_off_fault(model))?;
             if !payload.is_empty() {
                 return Poll::Ready(Ok(Some(ScratchFrame::Owned(payload))));
             }

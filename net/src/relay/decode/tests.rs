@@ -2,12 +2,12 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Decodes `wire` in pieces cut at `places`; returns the payload, whether it is complete, and the bytes left over.
-fn decoded(wire: &[u8], places: &[usize]) -> Result<(Vec<u8>, bool, Vec<u8>), MalformedResponse> {
+/// Decodes `wire` in pieces cut at `cut_positions`; returns the payload, whether it is complete, and the bytes left over.
+fn decoded(wire: &[u8], cut_positions: &[usize]) -> Result<(Vec<u8>, bool, Vec<u8>), MalformedResponse> {
     let mut decoder = BodyDecoder::chunked();
     let (mut payload, mut rest) = (Vec::new(), Vec::new());
     let mut from = 0;
-    for &to in places.iter().chain([&wire.len()]) {
+    for &to in cut_positions.iter().chain([&wire.len()]) {
         let mut bytes = wire[from..to].to_vec();
         from = to;
         let found = decoder.decode(&mut bytes)?;
@@ -32,18 +32,18 @@ fn chunks_that_arrive_together_are_one_frame() {
 #[test]
 fn what_came_with_the_head_is_taken_from_what_is_held() {
     let mut decoder = BodyDecoder::chunked();
-    let mut held = Bytes::from_static(b"2\r\nhi\r\n0\r\n\r\nnext");
-    assert_eq!(decoder.decode_buffered(&mut held).unwrap(), "hi");
+    let mut buffered = Bytes::from_static(b"2\r\nhi\r\n0\r\n\r\nnext");
+    assert_eq!(decoder.decode_buffered(&mut buffered).unwrap(), "hi");
     assert!(decoder.is_done());
-    assert_eq!(held, "next");
+    assert_eq!(buffered, "next");
 }
 
 #[test]
 fn a_body_of_known_length_ends_where_it_was_said() {
     let mut decoder = BodyDecoder::Length(5);
-    let mut held = Bytes::from_static(b"abc");
-    assert_eq!(decoder.decode_buffered(&mut held).unwrap(), "abc");
-    assert_eq!((held.len(), decoder.remaining()), (0, Some(2)));
+    let mut buffered = Bytes::from_static(b"abc");
+    assert_eq!(decoder.decode_buffered(&mut buffered).unwrap(), "abc");
+    assert_eq!((buffered.len(), decoder.remaining()), (0, Some(2)));
     assert_eq!(decoder.decode(&mut b"denext".to_vec()).unwrap(), DecodedBytes { payload: 0..2, used: 2 });
     assert!(decoder.is_done());
 }
@@ -87,9 +87,9 @@ proptest! {
             wire.extend_from_slice(format!("{trailer}\r\n").as_bytes());
         }
         wire.extend_from_slice(b"\r\nnext");
-        let mut places: Vec<usize> = cuts.iter().map(|cut| cut.index(wire.len())).collect();
-        places.sort_unstable();
-        let (payload, done, rest) = decoded(&wire, &places).unwrap();
+        let mut cut_positions: Vec<usize> = cuts.iter().map(|cut| cut.index(wire.len())).collect();
+        cut_positions.sort_unstable();
+        let (payload, done, rest) = decoded(&wire, &cut_positions).unwrap();
         prop_assert_eq!(payload, chunks.concat());
         prop_assert!(done);
         prop_assert_eq!(rest, b"next");

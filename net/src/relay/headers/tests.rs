@@ -112,7 +112,7 @@ fn the_engines_own_key_takes_the_place_of_the_clients() {
 fn the_id_that_is_given_takes_the_place_of_the_clients() {
     let headers = map(&[("x-request-id", "a"), ("x-request-id", "b"), ("x-custom", "1")]);
     let id = HeaderValue::from_static("ours");
-    let ours = HeaderOverrides {
+    let overrides = HeaderOverrides {
         host: "h",
         authorization: None,
         request_id: Some(&id),
@@ -120,7 +120,7 @@ fn the_id_that_is_given_takes_the_place_of_the_clients() {
         identity_encoding: false,
     };
     let mut out = Vec::new();
-    super::to_engine(&mut out, &headers, ours);
+    super::to_engine(&mut out, &headers, overrides);
     let wanted = "x-custom: 1\r\nhost: h\r\nx-request-id: ours\r\ncontent-length: 0\r\n";
     assert_eq!(std::str::from_utf8(&out), Ok(wanted));
 }

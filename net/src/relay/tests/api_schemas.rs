@@ -65,8 +65,8 @@ fn framed(stream: &[u8], framing: Framing, random: &mut Random) -> Vec<u8> {
 /// The client's result when the engine writes `pieces` one by one.
 async fn through(engine: &Engine, form: ApiSchema, pieces: &[&[u8]]) -> (Vec<u8>, Option<ResponseFacts>) {
     let core = Core::new(engine.address());
-    let seen = RecordingObserver::default();
-    let mut order = core.exchange_args(true, &seen);
+    let observer = RecordingObserver::default();
+    let mut order = core.exchange_args(true, &observer);
     order.request.schema = form;
     let engine = async {
         let mut peer = engine.accept().await;
@@ -90,7 +90,7 @@ async fn through(engine: &Engine, form: ApiSchema, pieces: &[&[u8]]) -> (Vec<u8>
     };
     let (got, _peer) = tokio::join!(client, engine);
     assert!(core.is_unused());
-    let facts = seen.0.borrow().facts;
+    let facts = observer.0.borrow().facts;
     (got, facts)
 }
 
@@ -157,8 +157,8 @@ async fn a_stream_without_its_own_end_is_ended_by_an_error_in_the_words_of_its_a
         let begun = format!("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n{first}\n\n");
         let engine = Engine::start().await;
         let core = Core::new(engine.address());
-        let seen = RecordingObserver::default();
-        let mut order = core.exchange_args(true, &seen);
+        let observer = RecordingObserver::default();
+        let mut order = core.exchange_args(true, &observer);
         order.request.schema = form;
         let engine = async {
             let mut peer = engine.accept().await;
@@ -168,12 +168,12 @@ async fn a_stream_without_its_own_end_is_ended_by_an_error_in_the_words_of_its_a
         let (answer, ()) = tokio::join!(exchange(&core.pool, order), engine);
         let (got, end) = drain(&mut answer.unwrap().into_body()).await;
         let fault = end.unwrap_err();
-        let told = error::event_after(&fault, form, 1);
-        let told = std::str::from_utf8(&told).unwrap();
-        assert!(got.starts_with(first) && got.ends_with(told), "{got}");
-        assert_eq!(seen.ends(), [ExchangeOutcome::Failed(fault)]);
-        assert_eq!(told.contains("event: response.failed"), form == ApiSchema::Responses);
-        assert_eq!(told.contains("\"type\":\"error\",\"error\":"), form == ApiSchema::Anthropic);
+        let event = error::event_after(&fault, form, 1);
+        let event = std::str::from_utf8(&event).unwrap();
+        assert!(got.starts_with(first) && got.ends_with(event), "{got}");
+        assert_eq!(observer.ends(), [ExchangeOutcome::Failed(fault)]);
+        assert_eq!(event.contains("event: response.failed"), form == ApiSchema::Responses);
+        assert_eq!(event.contains("\"type\":\"error\",\"error\":"), form == ApiSchema::Anthropic);
     }
 }
 
@@ -181,19 +181,19 @@ async fn a_stream_without_its_own_end_is_ended_by_an_error_in_the_words_of_its_a
 async fn a_document_is_looked_into_only_when_that_is_wanted_and_never_touched() {
     let document = r#"{"id":"c","choices":[{"message":{"content":"x"}}],"usage":{"prompt_tokens":3,"completion_tokens":4}}"#;
     let usage = Some(TokenUsage { prompt: 3, completion: 4 });
-    let known =
+    let expected =
         Some(ResponseFacts { events: 0, done: true, error: false, usage, id: Some(stable_hash(b"c")) });
     for (kind, watch, facts) in [
-        ("application/json", true, known),
-        ("application/json; charset=utf-8", true, known),
+        ("application/json", true, expected),
+        ("application/json; charset=utf-8", true, expected),
         ("application/json", false, None),
         ("application/json\r\ncontent-encoding: gzip", true, None),
         ("audio/wav", true, None),
     ] {
         let engine = Engine::start().await;
         let core = Core::new(engine.address());
-        let seen = RecordingObserver::default();
-        let mut order = core.exchange_args(false, &seen);
+        let observer = RecordingObserver::default();
+        let mut order = core.exchange_args(false, &observer);
         order.request.inspection =
             if watch { ResponseInspection::EventsAndJson } else { ResponseInspection::Events };
         let length = document.len();
@@ -217,7 +217,7 @@ async fn a_document_is_looked_into_only_when_that_is_wanted_and_never_touched() 
         };
         let (got, _peer) = tokio::join!(client, engine);
         assert_eq!(got, (document.to_owned(), Ok(())));
-        assert_eq!(seen.0.borrow().facts, facts, "{kind}");
+        assert_eq!(observer.0.borrow().facts, facts, "{kind}");
     }
 }
 
@@ -225,8 +225,8 @@ async fn a_document_is_looked_into_only_when_that_is_wanted_and_never_touched() 
 async fn a_document_that_breaks_off_gets_no_event() {
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
-    let seen = RecordingObserver::default();
-    let mut order = core.exchange_args(false, &seen);
+    let observer = RecordingObserver::default();
+    let mut order = core.exchange_args(false, &observer);
     order.request.inspection = ResponseInspection::EventsAndJson;
     let engine = async {
         let mut peer = engine.accept().await;

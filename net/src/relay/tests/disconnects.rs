@@ -9,12 +9,12 @@ async fn a_client_that_leaves_while_connecting_leaves_nothing() {
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
     for _ in 0..DROPS {
-        let seen = RecordingObserver::default();
+        let observer = RecordingObserver::default();
         {
-            let mut going = Box::pin(exchange(&core.pool, core.exchange_args(true, &seen)));
+            let mut going = Box::pin(exchange(&core.pool, core.exchange_args(true, &observer)));
             assert!(poll_once(going.as_mut()).is_pending());
         }
-        assert_eq!(seen.ends(), [ExchangeOutcome::ClientLeft(DisconnectPhase::Connecting)]);
+        assert_eq!(observer.ends(), [ExchangeOutcome::ClientLeft(DisconnectPhase::Connecting)]);
         assert!(core.is_unused());
     }
     // The connections that the kernel had established are closed as well.
@@ -28,9 +28,9 @@ async fn a_client_that_leaves_while_the_engine_thinks_is_seen_leaving() {
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
     for round in 0..DROPS {
-        let seen = RecordingObserver::default();
+        let observer = RecordingObserver::default();
         let mut peer = {
-            let going = exchange(&core.pool, core.exchange_args(round % 2 == 0, &seen));
+            let going = exchange(&core.pool, core.exchange_args(round % 2 == 0, &observer));
             let engine_side = async {
                 let mut peer = engine.accept().await;
                 peer.request().await;
@@ -47,7 +47,7 @@ async fn a_client_that_leaves_while_the_engine_thinks_is_seen_leaving() {
             }
         };
         peer.expect_close().await;
-        assert_eq!(seen.ends(), [ExchangeOutcome::ClientLeft(DisconnectPhase::Headers)]);
+        assert_eq!(observer.ends(), [ExchangeOutcome::ClientLeft(DisconnectPhase::Headers)]);
         assert!(core.is_unused());
     }
     assert!(core.pool.is_empty());
@@ -58,7 +58,7 @@ async fn a_client_that_leaves_mid_stream_is_seen_leaving_though_no_token_flows()
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
     for round in 0..DROPS {
-        let seen = RecordingObserver::default();
+        let observer = RecordingObserver::default();
         let engine_side = async {
             let mut peer = engine.accept().await;
             peer.request().await;
@@ -66,14 +66,14 @@ async fn a_client_that_leaves_mid_stream_is_seen_leaving_though_no_token_flows()
             peer.chunk("data: 1\n\n").await;
             peer
         };
-        let (answer, mut peer) = tokio::join!(core.send(true, &seen), engine_side);
+        let (answer, mut peer) = tokio::join!(core.send(true, &observer), engine_side);
         let mut body = answer.unwrap().into_body();
         if round % 2 == 0 {
             frame(&mut body).await.unwrap().unwrap();
         }
         assert_eq!(core.gate.leases(), 1);
         drop(body);
-        assert_eq!(seen.ends(), [ExchangeOutcome::ClientLeft(DisconnectPhase::Streaming)]);
+        assert_eq!(observer.ends(), [ExchangeOutcome::ClientLeft(DisconnectPhase::Streaming)]);
         assert!(core.is_unused());
         peer.expect_close().await;
     }
@@ -85,8 +85,8 @@ async fn a_client_that_leaves_while_its_body_is_being_sent_is_seen_leaving() {
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
     for _ in 0..10 {
-        let seen = RecordingObserver::default();
-        let mut order = core.exchange_args(false, &seen);
+        let observer = RecordingObserver::default();
+        let mut order = core.exchange_args(false, &observer);
         order.request.body = Bytes::from(vec![b'x'; 16 << 20]).into();
         let mut peer = tokio::select! {
             biased;
@@ -98,7 +98,7 @@ async fn a_client_that_leaves_while_its_body_is_being_sent_is_seen_leaving() {
             } => peer,
         };
         peer.expect_close().await;
-        assert_eq!(seen.ends(), [ExchangeOutcome::ClientLeft(DisconnectPhase::Headers)]);
+        assert_eq!(observer.ends(), [ExchangeOutcome::ClientLeft(DisconnectPhase::Headers)]);
         assert!(core.is_unused());
     }
 }

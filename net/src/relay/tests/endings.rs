@@ -27,7 +27,7 @@ fn event(fault: &Fault) -> String {
 async fn begun(
     core: &Core,
     engine: &Engine,
-    seen: &RecordingObserver,
+    observer: &RecordingObserver,
     script: &str,
 ) -> (RelayBody<RecordingObserver>, Peer) {
     let engine = async {
@@ -36,7 +36,7 @@ async fn begun(
         peer.write(script).await;
         peer
     };
-    let (answer, peer) = tokio::join!(core.send(true, seen), engine);
+    let (answer, peer) = tokio::join!(core.send(true, observer), engine);
     (answer.unwrap().into_body(), peer)
 }
 
@@ -62,12 +62,12 @@ async fn a_stream_that_ends_by_closing_is_whole_only_with_its_last_event() {
         for inspection in INSPECTIONS {
             let engine = Engine::start().await;
             let core = Core { inspection, ..Core::new(engine.address()) };
-            let seen = RecordingObserver::default();
-            let (mut body, peer) = begun(&core, &engine, &seen, &format!("{until_close}{text}")).await;
+            let observer = RecordingObserver::default();
+            let (mut body, peer) = begun(&core, &engine, &observer, &format!("{until_close}{text}")).await;
             drop(peer);
             let (got, end) = drain(&mut body).await;
             assert_eq!(end.is_ok(), whole, "{text:?} {inspection:?}");
-            assert_eq!(seen.ends() == [ExchangeOutcome::Complete], whole, "{text:?} {inspection:?}");
+            assert_eq!(observer.ends() == [ExchangeOutcome::Complete], whole, "{text:?} {inspection:?}");
             assert_eq!(got.ends_with(&event(&died())), !whole, "{got:?} {inspection:?}");
             assert!(got.starts_with(text) && (got.len() == text.len() || !whole) && core.is_unused());
         }
@@ -79,8 +79,8 @@ async fn an_engine_that_dies_mid_stream_leaves_an_error_event_and_an_unclean_end
     for text in ["data: 1\n\n", "data: 1\n\ndata: {\"half", "data: 1\n", ""] {
         let engine = Engine::start().await;
         let core = Core::new(engine.address());
-        let seen = RecordingObserver::default();
-        let (mut body, mut peer) = begun(&core, &engine, &seen, EVENTS).await;
+        let observer = RecordingObserver::default();
+        let (mut body, mut peer) = begun(&core, &engine, &observer, EVENTS).await;
         if !text.is_empty() {
             peer.chunk(text).await;
         }
@@ -92,7 +92,7 @@ async fn an_engine_that_dies_mid_stream_leaves_an_error_event_and_an_unclean_end
         assert_eq!(got, expected, "{text:?}");
         assert!(!got.contains("[DONE]"));
         assert_eq!(end, Err(died()));
-        assert_eq!(seen.ends(), [ExchangeOutcome::Failed(died())]);
+        assert_eq!(observer.ends(), [ExchangeOutcome::Failed(died())]);
         assert!(core.is_unused() && core.pool.is_empty());
     }
 }
@@ -103,8 +103,8 @@ async fn a_stream_whose_engine_died_says_so_and_not_that_a_connection_broke() {
     let engine = Engine::start().await;
     let mut core = Core::new(engine.address());
     core.timeouts.exit_wait = LONG.into();
-    let seen = RecordingObserver::default();
-    let (mut body, mut peer) = begun(&core, &engine, &seen, EVENTS).await;
+    let observer = RecordingObserver::default();
+    let (mut body, mut peer) = begun(&core, &engine, &observer, EVENTS).await;
     peer.chunk("data: 1\n\n").await;
     frame(&mut body).await.unwrap().unwrap();
     drop(peer);
@@ -113,7 +113,7 @@ async fn a_stream_whose_engine_died_says_so_and_not_that_a_connection_broke() {
     core.gate.close();
     core.gate.revoke(killed.clone());
     assert_eq!(drain(&mut body).await, (event(&killed), Err(killed.clone())));
-    assert_eq!(seen.ends(), [ExchangeOutcome::Failed(killed)]);
+    assert_eq!(observer.ends(), [ExchangeOutcome::Failed(killed)]);
     assert!(core.is_unused());
 }
 
@@ -122,8 +122,8 @@ async fn at_a_border_the_error_event_follows_directly() {
     for text in ["data: 1\n\n", "data: 1\r\n\r\n", "data: 1\r\r"] {
         let engine = Engine::start().await;
         let core = Core::new(engine.address());
-        let seen = RecordingObserver::default();
-        let (mut body, mut peer) = begun(&core, &engine, &seen, EVENTS).await;
+        let observer = RecordingObserver::default();
+        let (mut body, mut peer) = begun(&core, &engine, &observer, EVENTS).await;
         peer.chunk(text).await;
         drop(peer);
         let (got, end) = drain(&mut body).await;
@@ -138,8 +138,8 @@ async fn after_done_or_the_engines_own_error_nothing_is_added() {
         for inspection in INSPECTIONS {
             let engine = Engine::start().await;
             let core = Core { inspection, ..Core::new(engine.address()) };
-            let seen = RecordingObserver::default();
-            let (mut body, mut peer) = begun(&core, &engine, &seen, EVENTS).await;
+            let observer = RecordingObserver::default();
+            let (mut body, mut peer) = begun(&core, &engine, &observer, EVENTS).await;
             peer.chunk(text).await;
             drop(peer);
             assert_eq!(drain(&mut body).await, (text.to_owned(), Err(died())), "{inspection:?}");
@@ -155,8 +155,8 @@ async fn into_a_body_that_is_no_plain_event_stream_nothing_is_written() {
     ] {
         let engine = Engine::start().await;
         let core = Core::new(engine.address());
-        let seen = RecordingObserver::default();
-        let (mut body, mut peer) = begun(&core, &engine, &seen, head).await;
+        let observer = RecordingObserver::default();
+        let (mut body, mut peer) = begun(&core, &engine, &observer, head).await;
         peer.chunk("data: 1\n\n").await;
         drop(peer);
         assert_eq!(drain(&mut body).await, ("data: 1\n\n".to_owned(), Err(died())), "{head}");
@@ -180,19 +180,19 @@ async fn what_is_no_answer_is_a_closed_engine() {
     ] {
         let engine = Engine::start().await;
         let core = Core::new(engine.address());
-        let seen = RecordingObserver::default();
+        let observer = RecordingObserver::default();
         let engine = async {
             let mut peer = engine.accept().await;
             peer.request().await;
             peer.write(script).await;
         };
-        let (answer, ()) = tokio::join!(core.send(false, &seen), engine);
+        let (answer, ()) = tokio::join!(core.send(false, &observer), engine);
         let failed = answer.unwrap_err();
         // An engine that closed at once without a byte has not begun.
         let begun = !script.is_empty();
         assert_eq!(failed.fault, closed(begun), "{script:?}");
         assert_eq!((failed.reroutable, failed.begun), (false, begun), "the engine saw it");
-        assert_eq!(seen.ends(), [ExchangeOutcome::Failed(closed(begun))]);
+        assert_eq!(observer.ends(), [ExchangeOutcome::Failed(closed(begun))]);
         assert!(core.is_unused());
     }
 }
@@ -201,8 +201,8 @@ async fn what_is_no_answer_is_a_closed_engine() {
 async fn an_engine_that_is_not_there_costs_nothing_and_the_request_may_go_elsewhere() {
     let address = Engine::start().await.address();
     let core = Core::new(address);
-    let seen = RecordingObserver::default();
-    let failed = core.send(true, &seen).await.unwrap_err();
+    let observer = RecordingObserver::default();
+    let failed = core.send(true, &observer).await.unwrap_err();
     assert_eq!(failed.fault, Fault::EngineUnreachable { model: "m".into() });
     assert!(failed.reroutable);
     assert!(core.is_unused());
@@ -240,19 +240,19 @@ async fn each_deadline_names_itself() {
     for (stream, fault) in
         [(true, timer(ExchangeTimeout::FirstByte, 200)), (false, timer(ExchangeTimeout::NonStream, 250))]
     {
-        let seen = RecordingObserver::default();
-        let (answer, _peer) = tokio::join!(core.send(stream, &seen), engine.accept());
+        let observer = RecordingObserver::default();
+        let (answer, _peer) = tokio::join!(core.send(stream, &observer), engine.accept());
         let failed = answer.unwrap_err();
         assert_eq!((failed.fault, failed.reroutable), (fault, false));
     }
     // A head, and then no first byte.
-    let seen = RecordingObserver::default();
-    let (mut body, _peer) = begun(&core, &engine, &seen, EVENTS).await;
+    let observer = RecordingObserver::default();
+    let (mut body, _peer) = begun(&core, &engine, &observer, EVENTS).await;
     let fault = timer(ExchangeTimeout::FirstByte, 200);
     assert_eq!(drain(&mut body).await, (event(&fault), Err(fault)));
     // Frames further apart than the first-byte limit, and then none.
-    let seen = RecordingObserver::default();
-    let (mut body, mut peer) = begun(&core, &engine, &seen, EVENTS).await;
+    let observer = RecordingObserver::default();
+    let (mut body, mut peer) = begun(&core, &engine, &observer, EVENTS).await;
     for _ in 0..3 {
         peer.chunk("data: 1\n\n").await;
         frame(&mut body).await.unwrap().unwrap();
@@ -268,7 +268,7 @@ async fn revocation_ends_an_exchange_in_every_phase() {
     // While the exchange waits for the head.
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
-    let seen = RecordingObserver::default();
+    let observer = RecordingObserver::default();
     let engine_side = async {
         let mut peer = engine.accept().await;
         peer.request().await;
@@ -276,15 +276,15 @@ async fn revocation_ends_an_exchange_in_every_phase() {
         core.gate.revoke(turn_over());
         peer.expect_close().await;
     };
-    let (answer, ()) = tokio::join!(core.send(true, &seen), engine_side);
+    let (answer, ()) = tokio::join!(core.send(true, &observer), engine_side);
     let failed = answer.unwrap_err();
     assert_eq!((failed.fault, failed.reroutable), (turn_over(), false));
     assert!(core.is_unused());
 
     // While it streams, with nothing in flight: an event, then an unclean end.
     let core = Core::new(engine.address());
-    let seen = RecordingObserver::default();
-    let (mut body, mut peer) = begun(&core, &engine, &seen, EVENTS).await;
+    let observer = RecordingObserver::default();
+    let (mut body, mut peer) = begun(&core, &engine, &observer, EVENTS).await;
     peer.chunk("data: {\"hal").await;
     frame(&mut body).await.unwrap().unwrap();
     let revoke = async {
@@ -296,15 +296,15 @@ async fn revocation_ends_an_exchange_in_every_phase() {
     };
     let (end, ()) = tokio::join!(drain(&mut body), revoke);
     assert_eq!(end, (format!("\n\n{}", event(&turn_over())), Err(turn_over())));
-    assert_eq!(seen.ends(), [ExchangeOutcome::Failed(turn_over())]);
+    assert_eq!(observer.ends(), [ExchangeOutcome::Failed(turn_over())]);
 }
 
 #[tokio::test]
 async fn a_lease_revoked_before_the_exchange_begins_sends_nothing() {
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
-    let seen = RecordingObserver::default();
-    let order = core.exchange_args(true, &seen);
+    let observer = RecordingObserver::default();
+    let order = core.exchange_args(true, &observer);
     core.gate.close();
     core.gate.revoke(turn_over());
     let failed = exchange(&core.pool, order).await.unwrap_err();
@@ -316,13 +316,13 @@ async fn a_lease_revoked_before_the_exchange_begins_sends_nothing() {
 async fn behind_a_real_server_the_client_reads_the_event_and_no_clean_end() {
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
-    let seen = RecordingObserver::default();
+    let observer = RecordingObserver::default();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let server = async {
         let socket = listener.accept().await.unwrap().0;
         let io = hyper_util::rt::TokioIo::new(socket);
-        let serve = |_| core.send(true, &seen);
+        let serve = |_| core.send(true, &observer);
         let service = hyper::service::service_fn(|request: http::Request<hyper::body::Incoming>| async {
             drop(request);
             serve(()).await.map_err(|failed| failed.fault)
@@ -381,7 +381,7 @@ impl AsyncWrite for RevocableSocket {
 async fn a_client_that_reads_nothing_cannot_hold_a_revoked_lease() {
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
-    let seen = RecordingObserver::default();
+    let observer = RecordingObserver::default();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
@@ -389,7 +389,7 @@ async fn a_client_that_reads_nothing_cannot_hold_a_revoked_lease() {
         let socket = RevocableSocket(listener.accept().await.unwrap().0, Arc::clone(&core.gate));
         let service = hyper::service::service_fn(|request: http::Request<hyper::body::Incoming>| async {
             drop(request);
-            core.send(true, &seen).await.map_err(|failed| failed.fault)
+            core.send(true, &observer).await.map_err(|failed| failed.fault)
         });
         let io = hyper_util::rt::TokioIo::new(socket);
         assert!(hyper::server::conn::http1::Builder::new().serve_connection(io, service).await.is_err());
@@ -408,6 +408,6 @@ async fn a_client_that_reads_nothing_cannot_hold_a_revoked_lease() {
     };
     timeout(LONG, Box::pin(async { tokio::join!(server, engine_side) })).await.unwrap();
     assert!(core.is_unused());
-    assert_eq!(seen.ends().len(), 1);
+    assert_eq!(observer.ends().len(), 1);
     drop(client);
 }

@@ -6,8 +6,8 @@ use super::*;
 async fn frames_pass_as_they_come_and_the_lease_lasts_until_the_last_byte() {
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
-    let seen = RecordingObserver::default();
-    let (answer, mut peer) = tokio::join!(core.send(true, &seen), async {
+    let observer = RecordingObserver::default();
+    let (answer, mut peer) = tokio::join!(core.send(true, &observer), async {
         let mut peer = engine.accept().await;
         let request = peer.request().await;
         assert!(request.starts_with("POST /v1/chat/completions?x=1 HTTP/1.1\r\n"), "{request}");
@@ -30,31 +30,31 @@ async fn frames_pass_as_they_come_and_the_lease_lasts_until_the_last_byte() {
     peer.write("0\r\n\r\n").await;
     assert!(frame(&mut body).await.is_none());
     assert!(core.is_unused());
-    assert_eq!(seen.ends(), [ExchangeOutcome::Complete]);
-    let notes = seen.0.borrow();
+    assert_eq!(observer.ends(), [ExchangeOutcome::Complete]);
+    let notes = observer.0.borrow();
     assert_eq!((notes.first_bytes, notes.bytes, notes.head), (1, 18, Some(StatusCode::OK)));
     assert_eq!(notes.facts.unwrap().events, 2);
     drop(body);
-    assert_eq!(seen.ends().len(), 1, "dropping what has ended ends nothing");
+    assert_eq!(observer.ends().len(), 1, "dropping what has ended ends nothing");
 }
 
 async fn whole(stream: bool, script: &'static str) -> (Response<String>, Result<(), Fault>, Core, Peer) {
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
-    let seen = RecordingObserver::default();
+    let observer = RecordingObserver::default();
     let engine = async {
         let mut peer = engine.accept().await;
         peer.request().await;
         peer.write(script).await;
         peer
     };
-    let (answer, mut peer) = tokio::join!(core.send(stream, &seen), engine);
+    let (answer, mut peer) = tokio::join!(core.send(stream, &observer), engine);
     peer.0.shutdown().await.unwrap();
     let (parts, mut body) = answer.unwrap().into_parts();
     let (text, end) = drain(&mut body).await;
     drop(body);
     assert!(core.is_unused());
-    assert_eq!(seen.ends().len(), 1);
+    assert_eq!(observer.ends().len(), 1);
     (Response::from_parts(parts, text), end, core, peer)
 }
 
@@ -112,8 +112,8 @@ async fn an_engines_refusal_passes_with_its_status_and_without_its_hops() {
 async fn an_answer_before_the_body_is_read_is_delivered() {
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
-    let seen = RecordingObserver::default();
-    let mut order = core.exchange_args(false, &seen);
+    let observer = RecordingObserver::default();
+    let mut order = core.exchange_args(false, &observer);
     order.request.body = Bytes::from(vec![b'x'; 32 << 20]).into();
     let engine = async {
         let mut peer = engine.accept().await;
@@ -132,8 +132,8 @@ async fn an_answer_before_the_body_is_read_is_delivered() {
 async fn a_body_still_on_its_way_when_the_answer_begins_is_sent_to_its_end() {
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
-    let seen = RecordingObserver::default();
-    let mut order = core.exchange_args(false, &seen);
+    let observer = RecordingObserver::default();
+    let mut order = core.exchange_args(false, &observer);
     const LENGTH: usize = 16 << 20;
     order.request.body = Bytes::from(vec![b'x'; LENGTH]).into();
     let engine = async {
@@ -157,10 +157,10 @@ async fn a_body_still_on_its_way_when_the_answer_begins_is_sent_to_its_end() {
 async fn a_spliced_body_arrives_joined() {
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
-    let seen = RecordingObserver::default();
+    let observer = RecordingObserver::default();
     let body = Bytes::from_static(br#"{"model":"alias","stream":false}"#);
     let head = crate::openai::routing_fields::peek(&body).unwrap();
-    let mut order = core.exchange_args(false, &seen);
+    let mut order = core.exchange_args(false, &observer);
     order.request.body = crate::openai::routing_fields::splice(&body, &head.model_range, "org/served").into();
     let engine = async {
         let mut peer = engine.accept().await;
@@ -178,14 +178,14 @@ async fn a_spliced_body_arrives_joined() {
 async fn a_client_that_does_not_read_stops_its_engine() {
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
-    let seen = RecordingObserver::default();
+    let observer = RecordingObserver::default();
     let engine = async {
         let mut peer = engine.accept().await;
         peer.request().await;
         peer.write("HTTP/1.1 200 OK\r\n\r\n").await;
         peer
     };
-    let (answer, mut peer) = tokio::join!(core.send(false, &seen), engine);
+    let (answer, mut peer) = tokio::join!(core.send(false, &observer), engine);
     let body = answer.unwrap().into_body();
     let mut written = 0_usize;
     let flood = async {
@@ -197,7 +197,7 @@ async fn a_client_that_does_not_read_stops_its_engine() {
         timeout(Duration::from_millis(300), flood).await.is_err(),
         "{written} bytes were taken from nobody"
     );
-    assert_eq!(seen.0.borrow().bytes, 0);
+    assert_eq!(observer.0.borrow().bytes, 0);
     drop(body);
 }
 
@@ -205,14 +205,14 @@ async fn a_client_that_does_not_read_stops_its_engine() {
 async fn a_stream_whose_client_keeps_up_is_read_into_the_same_memory_again_and_again() {
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
-    let seen = RecordingObserver::default();
+    let observer = RecordingObserver::default();
     let engine = async {
         let mut peer = engine.accept().await;
         peer.request().await;
         peer.write(EVENTS).await;
         peer
     };
-    let (answer, mut peer) = tokio::join!(core.send(true, &seen), engine);
+    let (answer, mut peer) = tokio::join!(core.send(true, &observer), engine);
     let mut body = answer.unwrap().into_body();
     let mut places = std::collections::BTreeSet::new();
     for _ in 0..200 {

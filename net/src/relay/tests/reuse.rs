@@ -14,13 +14,13 @@ fn closed(begun: bool) -> Fault {
     Fault::EngineClosedConnection { model: "m".into(), may_have_started: begun }
 }
 
-async fn served(core: &Core, seen: &RecordingObserver, peer: &mut Peer) {
-    let (text, ()) = tokio::join!(whole(core, seen), answer(peer, OK));
+async fn served(core: &Core, observer: &RecordingObserver, peer: &mut Peer) {
+    let (text, ()) = tokio::join!(whole(core, observer), answer(peer, OK));
     assert_eq!(text, "ok");
 }
 
-async fn whole(core: &Core, seen: &RecordingObserver) -> String {
-    let mut body = core.send(false, seen).await.unwrap().into_body();
+async fn whole(core: &Core, observer: &RecordingObserver) -> String {
+    let mut body = core.send(false, observer).await.unwrap().into_body();
     let (text, end) = drain(&mut body).await;
     assert_eq!(end, Ok(()));
     text
@@ -32,7 +32,7 @@ async fn answer(peer: &mut Peer, text: &str) {
 }
 
 /// Opens two connections, and uses the second one last.
-async fn two(core: &Core, engine: &Engine, seen: &RecordingObserver) -> (Peer, Peer) {
+async fn two(core: &Core, engine: &Engine, observer: &RecordingObserver) -> (Peer, Peer) {
     let one_by_one = async {
         let (mut first, mut second) = (engine.accept().await, engine.accept().await);
         answer(&mut first, OK).await;
@@ -40,7 +40,7 @@ async fn two(core: &Core, engine: &Engine, seen: &RecordingObserver) -> (Peer, P
         answer(&mut second, OK).await;
         (first, second)
     };
-    let (_, _, peers) = tokio::join!(whole(core, seen), whole(core, seen), one_by_one);
+    let (_, _, peers) = tokio::join!(whole(core, observer), whole(core, observer), one_by_one);
     assert_eq!(core.pool.len(), 2);
     peers
 }
@@ -49,10 +49,10 @@ async fn two(core: &Core, engine: &Engine, seen: &RecordingObserver) -> (Peer, P
 async fn the_connection_used_last_is_used_next() {
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
-    let seen = RecordingObserver::default();
-    let (_first, mut second) = two(&core, &engine, &seen).await;
+    let observer = RecordingObserver::default();
+    let (_first, mut second) = two(&core, &engine, &observer).await;
     for _ in 0..3 {
-        served(&core, &seen, &mut second).await;
+        served(&core, &observer, &mut second).await;
     }
     assert_eq!(core.pool.len(), 2);
 }
@@ -61,20 +61,20 @@ async fn the_connection_used_last_is_used_next() {
 async fn a_connection_that_was_closed_while_idle_is_passed_over() {
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
-    let seen = RecordingObserver::default();
-    let (mut first, second) = two(&core, &engine, &seen).await;
+    let observer = RecordingObserver::default();
+    let (mut first, second) = two(&core, &engine, &observer).await;
     drop(second);
     tokio::time::sleep(Duration::from_millis(20)).await;
-    served(&core, &seen, &mut first).await;
-    assert_eq!(seen.0.borrow().replays, 0);
+    served(&core, &observer, &mut first).await;
+    assert_eq!(observer.0.borrow().replays, 0);
 }
 
 #[tokio::test]
 async fn a_reused_connection_that_gives_no_byte_is_replayed_once_on_a_new_one() {
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
-    let seen = RecordingObserver::default();
-    let (first, mut second) = two(&core, &engine, &seen).await;
+    let observer = RecordingObserver::default();
+    let (first, mut second) = two(&core, &engine, &observer).await;
     // The engine closes in the instant the connection is picked: after the request was sent.
     let engine_side = async {
         second.request().await;
@@ -82,11 +82,11 @@ async fn a_reused_connection_that_gives_no_byte_is_replayed_once_on_a_new_one() 
         let mut fresh = engine.accept().await;
         answer(&mut fresh, OK).await;
     };
-    let (text, ()) = tokio::join!(whole(&core, &seen), engine_side);
+    let (text, ()) = tokio::join!(whole(&core, &observer), engine_side);
     assert_eq!(text, "ok");
-    assert_eq!(seen.0.borrow().replays, 1);
+    assert_eq!(observer.0.borrow().replays, 1);
     assert_eq!(
-        seen.ends(),
+        observer.ends(),
         [ExchangeOutcome::Complete, ExchangeOutcome::Complete, ExchangeOutcome::Complete]
     );
     drop(first);
@@ -96,17 +96,17 @@ async fn a_reused_connection_that_gives_no_byte_is_replayed_once_on_a_new_one() 
 async fn the_replay_is_spent_on_a_new_connection_only_and_only_once() {
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
-    let seen = RecordingObserver::default();
-    let (first, mut second) = two(&core, &engine, &seen).await;
+    let observer = RecordingObserver::default();
+    let (first, mut second) = two(&core, &engine, &observer).await;
     let engine_side = async {
         second.request().await;
         drop(second);
         engine.accept().await.request().await;
     };
-    let (failed, ()) = tokio::join!(core.send(false, &seen), engine_side);
+    let (failed, ()) = tokio::join!(core.send(false, &observer), engine_side);
     let failed = failed.unwrap_err();
     assert_eq!((failed.fault, failed.reroutable), (closed(false), false));
-    assert_eq!(seen.0.borrow().replays, 1);
+    assert_eq!(observer.0.borrow().replays, 1);
     assert!(core.is_unused());
     drop(first);
 }
@@ -115,18 +115,18 @@ async fn the_replay_is_spent_on_a_new_connection_only_and_only_once() {
 async fn what_an_engine_has_had_for_seconds_is_sent_no_second_time() {
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
-    let seen = RecordingObserver::default();
-    let (first, mut second) = two(&core, &engine, &seen).await;
+    let observer = RecordingObserver::default();
+    let (first, mut second) = two(&core, &engine, &observer).await;
     let engine_side = async {
         second.request().await;
         drop(second);
     };
-    let mut order = core.exchange_args(false, &seen);
+    let mut order = core.exchange_args(false, &observer);
     order.now = Instant::now().checked_sub(Duration::from_secs(3)).expect("the machine is older than that");
     let (failed, ()) = tokio::join!(exchange(&core.pool, order), engine_side);
     let failed = failed.unwrap_err();
     assert_eq!((failed.fault, failed.begun), (closed(true), true));
-    assert_eq!(seen.0.borrow().replays, 0);
+    assert_eq!(observer.0.borrow().replays, 0);
     drop(first);
 }
 
@@ -135,31 +135,31 @@ async fn what_an_engine_has_had_for_seconds_is_sent_no_second_time() {
 async fn what_an_engine_has_read_may_not_go_elsewhere_though_it_cannot_be_reached_again() {
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
-    let seen = RecordingObserver::default();
-    let (first, mut second) = two(&core, &engine, &seen).await;
+    let observer = RecordingObserver::default();
+    let (first, mut second) = two(&core, &engine, &observer).await;
     let engine_side = async {
         second.request().await;
         drop((engine, first, second));
     };
-    let (failed, ()) = tokio::join!(core.send(true, &seen), engine_side);
+    let (failed, ()) = tokio::join!(core.send(true, &observer), engine_side);
     let failed = failed.unwrap_err();
     assert_eq!((failed.fault, failed.reroutable), (closed(false), false));
-    assert_eq!(seen.0.borrow().replays, 1);
+    assert_eq!(observer.0.borrow().replays, 1);
 }
 
 #[tokio::test]
 async fn after_one_byte_nothing_is_replayed() {
     let engine = Engine::start().await;
     let core = Core::new(engine.address());
-    let seen = RecordingObserver::default();
-    let (first, mut second) = two(&core, &engine, &seen).await;
+    let observer = RecordingObserver::default();
+    let (first, mut second) = two(&core, &engine, &observer).await;
     let engine_side = async {
         answer(&mut second, "H").await;
         drop(second);
     };
-    let (failed, ()) = tokio::join!(core.send(false, &seen), engine_side);
+    let (failed, ()) = tokio::join!(core.send(false, &observer), engine_side);
     assert_eq!(failed.unwrap_err().fault, closed(true));
-    assert_eq!(seen.0.borrow().replays, 0);
+    assert_eq!(observer.0.borrow().replays, 0);
     drop(first);
 }
 
@@ -167,9 +167,9 @@ async fn after_one_byte_nothing_is_replayed() {
 async fn another_life_at_the_same_address_shares_no_connection() {
     let engine = Engine::start().await;
     let mut core = Core::new(engine.address());
-    let seen = RecordingObserver::default();
+    let observer = RecordingObserver::default();
     let mut peer = async {
-        let (_, peer) = tokio::join!(whole(&core, &seen), async {
+        let (_, peer) = tokio::join!(whole(&core, &observer), async {
             let mut peer = engine.accept().await;
             answer(&mut peer, OK).await;
             peer
@@ -178,7 +178,7 @@ async fn another_life_at_the_same_address_shares_no_connection() {
     }
     .await;
     core.target.generation = Generation(2);
-    let (_, ()) = tokio::join!(whole(&core, &seen), async {
+    let (_, ()) = tokio::join!(whole(&core, &observer), async {
         answer(&mut engine.accept().await, OK).await;
     });
     assert_eq!(core.pool.len(), 2);
@@ -192,10 +192,10 @@ async fn idle_connections_are_closed_by_this_side_and_before_the_engine_does() {
     let engine = Engine::start().await;
     let mut core = Core::new(engine.address());
     core.pool = ConnectionPool::new(Millis(60), 8);
-    let seen = RecordingObserver::default();
+    let observer = RecordingObserver::default();
     let expire = core.pool.clone();
     let watched = async {
-        let (_, mut peer) = tokio::join!(whole(&core, &seen), async {
+        let (_, mut peer) = tokio::join!(whole(&core, &observer), async {
             let mut peer = engine.accept().await;
             answer(&mut peer, OK).await;
             peer
@@ -216,13 +216,13 @@ async fn an_engine_keeps_no_more_than_its_share_of_connections() {
     let engine = Engine::start().await;
     let mut core = Core::new(engine.address());
     core.pool = ConnectionPool::new(pool::DEFAULT_IDLE_TIMEOUT, 1);
-    let seen = RecordingObserver::default();
+    let observer = RecordingObserver::default();
     let engine_side = async {
         let (mut first, mut second) = (engine.accept().await, engine.accept().await);
         answer(&mut first, OK).await;
         answer(&mut second, OK).await;
     };
-    tokio::join!(whole(&core, &seen), whole(&core, &seen), engine_side);
+    tokio::join!(whole(&core, &observer), whole(&core, &observer), engine_side);
     assert_eq!(core.pool.len(), 1);
 }
 
@@ -251,19 +251,19 @@ async fn a_backend_has_a_name_a_path_and_connections_of_its_own() {
     two.pool = one.pool.clone();
     let fresh = async || {
         let mut peer = engine.accept().await;
-        let asked = peer.request().await;
+        let request = peer.request().await;
         peer.write(OK).await;
-        (peer, asked)
+        (peer, request)
     };
-    let (_, (mut peer, asked)) = tokio::join!(whole(&one, &seen), fresh());
-    assert!(asked.starts_with("POST /team/v1/chat/completions?x=1 HTTP/1.1\r\n"), "{asked}");
-    assert!(asked.contains("\r\nhost: one.example\r\n"), "{asked}");
+    let (_, (mut peer, request)) = tokio::join!(whole(&one, &seen), fresh());
+    assert!(request.starts_with("POST /team/v1/chat/completions?x=1 HTTP/1.1\r\n"), "{request}");
+    assert!(request.contains("\r\nhost: one.example\r\n"), "{request}");
     served(&one, &seen, &mut peer).await;
     assert_eq!(tls.0.load(Relaxed), 1, "it is kept as any other");
-    let (_, (_second, asked)) = tokio::join!(whole(&two, &seen), fresh());
+    let (_, (_second, request)) = tokio::join!(whole(&two, &seen), fresh());
     assert!(
-        asked.contains("\r\nhost: two.example\r\n"),
-        "the same address, and not the same server: {asked}"
+        request.contains("\r\nhost: two.example\r\n"),
+        "the same address, and not the same server: {request}"
     );
     drop(peer);
     tokio::time::sleep(Duration::from_millis(20)).await;

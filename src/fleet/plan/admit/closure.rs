@@ -50,18 +50,18 @@ struct ClosureAttemptResult {
 impl PlanBuilder<'_> {
     /// The engine on whose behalf this engine is brought up.
     pub(in crate::fleet) fn on_behalf_of<'i>(&'i self, id: &'i EngineId) -> &'i EngineId {
-        self.closure_attempt.as_ref().map_or(id, |together| &together.root)
+        self.closure_attempt.as_ref().map_or(id, |attempt| &attempt.root)
     }
 
     pub(in crate::fleet) fn is_dry_run(&self) -> bool {
-        self.closure_attempt.as_ref().is_some_and(|together| !together.reserves)
+        self.closure_attempt.as_ref().is_some_and(|attempt| !attempt.reserves)
     }
 
     /// Whether the engine is in line for itself, and lacks no dependency.
     pub(in crate::fleet) fn is_independent(&self, id: &EngineId) -> bool {
-        let needs = &self.planner.dependencies;
-        needs.is_empty()
-            || (needs.closure_error(&id.model).is_none()
+        let dependencies = &self.planner.dependencies;
+        dependencies.is_empty()
+            || (dependencies.closure_error(&id.model).is_none()
                 && self.planner.first_missing(&id.model).is_none()
                 && self.turn_order.contains(id))
     }
@@ -74,9 +74,9 @@ impl PlanBuilder<'_> {
         let Some(candidate) = self.dependency_claims.remove(id) else { return };
         for accelerator in &candidate.accelerators {
             let account = self.planner.ledger.accelerators.get(accelerator);
-            let has = account.map_or_else(ResourceAmount::default, |account| account.amount_of(id));
+            let present = account.map_or_else(ResourceAmount::default, |account| account.amount_of(id));
             if let Some(claim) = self.claims.get_mut(accelerator) {
-                *claim = claim.saturating_sub(candidate.need.saturating_sub(has));
+                *claim = claim.saturating_sub(candidate.need.saturating_sub(present));
             }
         }
     }
@@ -87,25 +87,26 @@ impl PlanBuilder<'_> {
         id: &EngineId,
         on: &AcceleratorId,
     ) -> ResourceAmount {
-        let claimed = self.closure_attempt.iter().flat_map(|together| &together.claimed);
-        let beside = claimed.filter(|(other, c)| *other != id && c.accelerators.contains(on));
-        beside.map(|(_, candidate)| candidate.need).sum()
+        let claimed = self.closure_attempt.iter().flat_map(|attempt| &attempt.claimed);
+        let others_claimed = claimed.filter(|(other, c)| *other != id && c.accelerators.contains(on));
+        others_claimed.map(|(_, candidate)| candidate.need).sum()
     }
 
-    /// Whether `e` must stay when `asker` needs room.
+    /// Whether `e` must stay when `requester` needs room.
     ///
-    /// This holds for a dependency that `asker` relies on, for another replica of its model during a closure attempt,
-    /// and for a dependent without which `asker` would not be wanted.
-    pub(in crate::fleet) fn must_stay_for(&self, asker: &EngineId, e: &Engine) -> bool {
-        let needs = &self.planner.dependencies;
-        if needs.is_empty() {
+    /// This holds for a dependency that `requester` relies on, for another replica of its model during a closure attempt,
+    /// and for a dependent without which `requester` would not be wanted.
+    pub(in crate::fleet) fn must_stay_for(&self, requester: &EngineId, e: &Engine) -> bool {
+        let dependencies = &self.planner.dependencies;
+        if dependencies.is_empty() {
             return false;
         }
-        let needed = needs.closure(&asker.model).contains(&e.id.model) && self.planner.is_relied_on(e);
+        let is_dependency =
+            dependencies.closure(&requester.model).contains(&e.id.model) && self.planner.is_relied_on(e);
         // A dependency that is not wanted itself would be of no use without this dependent.
-        let needing = needs.dependents(&asker.model).any(|model| *model == e.id.model);
-        let fellow = self.closure_attempt.is_some() && e.id.model == asker.model;
-        needed || fellow || (needing && !self.is_wanted(&asker.model))
+        let is_dependent = dependencies.dependents(&requester.model).any(|model| *model == e.id.model);
+        let is_other_replica = self.closure_attempt.is_some() && e.id.model == requester.model;
+        is_dependency || is_other_replica || (is_dependent && !self.is_wanted(&requester.model))
     }
 
     /// Why a reserved engine does not start yet.
@@ -118,8 +119,8 @@ impl PlanBuilder<'_> {
                 .primary_engine(model)
                 .map_or_else(String::new, |e| format!("the engine is {}", e.state))
         };
-        let why = self.reasons.get(model).cloned().unwrap_or_else(|| ModelReason::starting(&state()));
-        why.for_dependent(model)
+        let reason = self.reasons.get(model).cloned().unwrap_or_else(|| ModelReason::starting(&state()));
+        reason.for_dependent(model)
     }
 
     /// Takes the turn of an engine whose dependencies do not serve; `None` if the engine may start alone.
@@ -133,11 +134,11 @@ impl PlanBuilder<'_> {
         if self.closure_attempt.is_some() {
             return None;
         }
-        let lacks = self.planner.first_missing(&id.model)?.clone();
+        let missing = self.planner.first_missing(&id.model)?.clone();
         if !may_evict {
             self.set_reason(
                 id,
-                ModelReason::starting("waiting until all its dependencies serve").naming(&lacks),
+                ModelReason::starting("waiting until all its dependencies serve").naming(&missing),
             );
             return Some(AdmitOutcome::Blocked);
         }
@@ -156,44 +157,44 @@ impl PlanBuilder<'_> {
             reasons: Arc::clone(&self.reasons),
             command_count: self.command_count(),
         };
-        let booked = self.attempt_all(id, &members, true);
-        if booked.outcome == AdmitOutcome::Placed {
+        let reserving_attempt = self.attempt_all(id, &members, true);
+        if reserving_attempt.outcome == AdmitOutcome::Placed {
             self.claims = before.claims;
             return AdmitOutcome::Placed;
         }
         self.roll_back(&before);
-        let tried = self.attempt_all(id, &members, false);
-        let why = std::mem::replace(&mut self.reasons, Arc::clone(&before.reasons));
+        let dry_run = self.attempt_all(id, &members, false);
+        let dry_run_reasons = std::mem::replace(&mut self.reasons, Arc::clone(&before.reasons));
         let claims = self.claims.clone();
-        if tried.outcome != AdmitOutcome::RoomPending {
+        if dry_run.outcome != AdmitOutcome::RoomPending {
             // No engine is evicted for a part of them. Usage that the meter has confirmed may still end, and only a
             // reading shows it.
-            let decided = self.roll_back(&before);
+            let discarded = self.roll_back(&before);
             let accounts = &self.planner.ledger.accelerators;
-            let seen = |a: &AcceleratorId| {
+            let is_confirmed = |a: &AcceleratorId| {
                 accounts
                     .get(a)
                     .is_some_and(crate::fleet::state::ledger::AcceleratorAccount::is_usage_confirmed)
             };
-            let looks = |command: &Command| matches!(command, Command::ReadMeter { accelerator, .. } if seen(accelerator));
-            let looks: Vec<Command> = decided.into_iter().filter(looks).collect();
-            looks.into_iter().for_each(|command| self.emit(command));
+            let reads_confirmed = |command: &Command| matches!(command, Command::ReadMeter { accelerator, .. } if is_confirmed(accelerator));
+            let readings: Vec<Command> = discarded.into_iter().filter(reads_confirmed).collect();
+            readings.into_iter().for_each(|command| self.emit(command));
         }
         // Members that cannot all be placed must not keep memory from other models.
-        if tried.outcome == AdmitOutcome::RoomPending || tried.claimed.len() == members.len() {
+        if dry_run.outcome == AdmitOutcome::RoomPending || dry_run.claimed.len() == members.len() {
             self.claims = claims;
-            self.dependency_claims.extend(tried.claimed);
+            self.dependency_claims.extend(dry_run.claimed);
         } else {
             self.claims = before.claims;
         }
-        let last = tried.limiting.or(booked.limiting);
-        let others = if tried.outcome == AdmitOutcome::RoomPending {
-            why
+        let last = dry_run.limiting.or(reserving_attempt.limiting);
+        let member_reasons = if dry_run.outcome == AdmitOutcome::RoomPending {
+            dry_run_reasons
         } else {
             Arc::new(last.iter().map(|(member, reason)| (member.model.clone(), reason.clone())).collect())
         };
-        self.set_member_reasons(id, &members, &others, last);
-        tried.outcome
+        self.set_member_reasons(id, &members, &member_reasons, last);
+        dry_run.outcome
     }
 
     /// Gives the root the reason of the member that holds all others back.
@@ -203,14 +204,14 @@ impl PlanBuilder<'_> {
         &mut self,
         id: &EngineId,
         members: &[EngineId],
-        why: &BTreeMap<ModelName, ModelReason>,
+        reasons: &BTreeMap<ModelName, ModelReason>,
         last: Option<(EngineId, ModelReason)>,
     ) {
         for member in members.iter().filter(|member| *member != id) {
             if self.is_wanted(&member.model) {
                 continue;
             }
-            let reason = why.get(&member.model).cloned().unwrap_or_else(|| {
+            let reason = reasons.get(&member.model).cloned().unwrap_or_else(|| {
                 let text = format!("waits together with '{}', which depends on it", id.model);
                 ModelReason::starting(&text).naming(&id.model)
             });
@@ -232,9 +233,8 @@ impl PlanBuilder<'_> {
         self.take_commands_since(before.command_count)
     }
 
-    fn attempt_all(&mut self, id: &EngineId, members: &[EngineId], books: bool) -> ClosureAttemptResult {
-        self.closure_attempt =
-            Some(ClosureAttempt { root: id.clone(), reserves: books, claimed: BTreeMap::new() });
+    fn attempt_all(&mut self, id: &EngineId, members: &[EngineId], reserves: bool) -> ClosureAttemptResult {
+        self.closure_attempt = Some(ClosureAttempt { root: id.clone(), reserves, claimed: BTreeMap::new() });
         let (mut worst, mut last) = (AdmitOutcome::Placed, None);
         for member in members {
             let outcome = self.bring_up(member, true);
@@ -243,7 +243,7 @@ impl PlanBuilder<'_> {
                 last = self.reasons.get(&member.model).map(|reason| (member.clone(), reason.clone()));
             }
         }
-        let claimed = self.closure_attempt.take().map(|together| together.claimed).unwrap_or_default();
+        let claimed = self.closure_attempt.take().map(|attempt| attempt.claimed).unwrap_or_default();
         ClosureAttemptResult { outcome: worst, limiting: last, claimed }
     }
 
@@ -254,9 +254,10 @@ impl PlanBuilder<'_> {
         let mut members: Vec<EngineId> = lacking.chain([id.clone()]).collect();
         members.sort_by_cached_key(|member| {
             let spec = self.planner.shared_spec(&member.model);
-            let ways = spec.as_deref().map_or_else(Vec::new, |spec| self.candidates(member, spec, true));
-            let need = ways.first().map_or(Bytes::ZERO, |candidate| candidate.need.bytes);
-            (ways.len(), Reverse(need))
+            let candidates =
+                spec.as_deref().map_or_else(Vec::new, |spec| self.candidates(member, spec, true));
+            let need = candidates.first().map_or(Bytes::ZERO, |candidate| candidate.need.bytes);
+            (candidates.len(), Reverse(need))
         });
         members
     }

@@ -37,22 +37,27 @@ impl PlanBuilder<'_> {
         if candidates.iter().any(|c| self.is_reachable(id, c) && self.earliest_eviction(id, c) <= by) {
             return false;
         }
-        let places = self.relocation_candidates(id, spec);
-        let at = |wanted: fn(&PlacementStatus) -> bool| {
-            places.iter().map(|c| (c, self.placement_status(id, spec, c))).find(|(_, room)| wanted(room))
+        let relocations = self.relocation_candidates(id, spec);
+        let find_by_status = |predicate: fn(&PlacementStatus) -> bool| {
+            relocations
+                .iter()
+                .map(|c| (c, self.placement_status(id, spec, c)))
+                .find(|(_, room)| predicate(room))
         };
-        if let Some((place, _)) = at(|room| *room == PlacementStatus::Ready) {
+        if let Some((candidate, _)) = find_by_status(|room| *room == PlacementStatus::Ready) {
             let text =
-                format!("moving to {}, which has room: the engine stops first", accelerator_list(place));
-            let place = place.clone();
-            self.claim(id, &place);
+                format!("moving to {}, which has room: the engine stops first", accelerator_list(candidate));
+            let candidate = candidate.clone();
+            self.claim(id, &candidate);
             self.stop(id);
             self.set_reason(id, ModelReason::starting(&text));
             return true;
         }
-        if let Some((place, room)) = at(|room| matches!(room, PlacementStatus::MeterStale { .. })) {
-            let place = place.clone();
-            self.await_room(id, &place, &room);
+        if let Some((candidate, room)) =
+            find_by_status(|room| matches!(room, PlacementStatus::MeterStale { .. }))
+        {
+            let candidate = candidate.clone();
+            self.await_room(id, &candidate, &room);
             return true;
         }
         false
@@ -61,12 +66,12 @@ impl PlanBuilder<'_> {
     /// Requests readings where the meter shows other programs' memory, which only the meter can show as freed.
     pub(super) fn reread_meters(&mut self, candidates: &[PlacementCandidate]) {
         let accounts = &self.planner.ledger.accelerators;
-        let settled = |a: &AcceleratorId| {
+        let is_confirmed = |a: &AcceleratorId| {
             accounts.get(a).is_some_and(crate::fleet::state::ledger::AcceleratorAccount::is_usage_confirmed)
         };
-        let wanted: BTreeSet<AcceleratorId> =
-            candidates.iter().flat_map(|c| &c.accelerators).filter(|a| settled(a)).cloned().collect();
-        for accelerator in wanted {
+        let accelerators: BTreeSet<AcceleratorId> =
+            candidates.iter().flat_map(|c| &c.accelerators).filter(|a| is_confirmed(a)).cloned().collect();
+        for accelerator in accelerators {
             self.request_reading(&accelerator, Millis::secs(1));
         }
     }
@@ -117,8 +122,8 @@ impl PlanBuilder<'_> {
 
     /// Makes idle drains that this model relies on irrevocable.
     fn commit_idle_drains(&mut self, id: &EngineId, candidate: &PlacementCandidate) {
-        let near = self.planner.engines.on_accelerators(&candidate.accelerators);
-        let idle = near.into_iter().filter(|e| {
+        let neighbours = self.planner.engines.on_accelerators(&candidate.accelerators);
+        let idle = neighbours.into_iter().filter(|e| {
             e.id != *id
                 && matches!(e.state, LifecycleState::Draining { reason: CloseReason::Idle, .. })
                 && e.accelerators.iter().any(|a| candidate.accelerators.contains(a))
@@ -129,8 +134,8 @@ impl PlanBuilder<'_> {
                 _ => None,
             })
             .collect();
-        for (engine, then) in drains {
-            self.close_gate_for(&engine, then, id);
+        for (engine, after_drain) in drains {
+            self.close_gate_for(&engine, after_drain, id);
         }
     }
 
@@ -156,8 +161,8 @@ impl PlanBuilder<'_> {
 
     /// When an engine in the way of a candidate may first be evicted.
     pub(super) fn earliest_eviction(&self, id: &EngineId, candidate: &PlacementCandidate) -> Tick {
-        let near = self.planner.engines.on_accelerators(&candidate.accelerators);
-        let in_the_way = near.into_iter().filter(|e| {
+        let neighbours = self.planner.engines.on_accelerators(&candidate.accelerators);
+        let in_the_way = neighbours.into_iter().filter(|e| {
             e.id != *id
                 && e.state.has_process()
                 && e.accelerators.iter().any(|a| candidate.accelerators.contains(a))

@@ -67,8 +67,8 @@ impl PlanBuilder<'_> {
     ///
     /// A launch keeps its accelerators to itself for long; a wake takes a moment.
     fn reserve_waiting_wakes(&mut self, id: &EngineId, candidate: &PlacementCandidate) -> bool {
-        let near = self.planner.engines.on_accelerators(&candidate.accelerators).into_iter();
-        let sleepers = near.filter(|e| {
+        let neighbours = self.planner.engines.on_accelerators(&candidate.accelerators).into_iter();
+        let sleepers = neighbours.filter(|e| {
             e.id != *id
                 && matches!(e.state, LifecycleState::Asleep { .. })
                 && e.pending_reservation.is_none()
@@ -86,17 +86,17 @@ impl PlanBuilder<'_> {
             let Some(spec) = self.planner.shared_spec(&sleeper.model) else {
                 continue;
             };
-            let Some(own) = self.candidates(&sleeper, &spec, true).into_iter().next() else {
+            let Some(sleeper_candidate) = self.candidates(&sleeper, &spec, true).into_iter().next() else {
                 continue;
             };
-            match self.placement_status(&sleeper, &spec, &own) {
+            match self.placement_status(&sleeper, &spec, &sleeper_candidate) {
                 PlacementStatus::Ready => {
-                    self.reserve(&sleeper, &own);
+                    self.reserve(&sleeper, &sleeper_candidate);
                     first = true;
                 }
                 PlacementStatus::MeterStale { .. } => {
-                    let room = self.placement_status(&sleeper, &spec, &own);
-                    self.await_room(&sleeper, &own, &room);
+                    let room = self.placement_status(&sleeper, &spec, &sleeper_candidate);
+                    self.await_room(&sleeper, &sleeper_candidate, &room);
                     first = true;
                 }
                 _ => {}
@@ -112,12 +112,12 @@ impl PlanBuilder<'_> {
     pub(super) fn claim(&mut self, id: &EngineId, candidate: &PlacementCandidate) {
         for accelerator in &candidate.accelerators {
             let account = self.planner.ledger.accelerators.get(accelerator);
-            let has = account.map_or_else(ResourceAmount::default, |account| account.amount_of(id));
+            let present = account.map_or_else(ResourceAmount::default, |account| account.amount_of(id));
             let claim = self.claims.entry(accelerator.clone()).or_default();
-            *claim = *claim + candidate.need.saturating_sub(has);
+            *claim = *claim + candidate.need.saturating_sub(present);
         }
-        if let Some(together) = &mut self.closure_attempt {
-            together.claimed.insert(id.clone(), candidate.clone());
+        if let Some(attempt) = &mut self.closure_attempt {
+            attempt.claimed.insert(id.clone(), candidate.clone());
         }
     }
 }

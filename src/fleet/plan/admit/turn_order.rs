@@ -35,20 +35,21 @@ impl PlanBuilder<'_> {
     /// Returns every engine that is wanted and not awake, in turn order.
     pub(in crate::fleet) fn ordered_wanted_engines(&self) -> Vec<EngineId> {
         let planner = &self.planner;
-        let kept = planner.models.iter().filter(|(_, model)| model.keeps_awake(0)).map(|(name, _)| name);
+        let kept_awake =
+            planner.models.iter().filter(|(_, model)| model.keeps_awake(0)).map(|(name, _)| name);
         let ordered = planner.operations.values().map(|op| &op.model);
         let needed = self.needed_models();
         let models =
-            self.demand.keys().chain(kept).chain(ordered).chain(planner.engines.multi_engine_models());
+            self.demand.keys().chain(kept_awake).chain(ordered).chain(planner.engines.multi_engine_models());
         let models = models.chain(needed.keys().copied());
         let models: BTreeSet<&ModelName> = models.collect();
-        let wanted = models.into_iter().flat_map(|name| planner.engines_of(name)).filter_map(|e| {
+        let keys = models.into_iter().flat_map(|name| planner.engines_of(name)).filter_map(|e| {
             let model = planner.models.get(&e.id.model)?;
             let spec = model.spec.as_deref().filter(|s| e.id.replica < s.replicas)?;
             if e.serves() {
                 return None;
             }
-            let place = match self.demand.get(&e.id.model) {
+            let position = match self.demand.get(&e.id.model) {
                 Some(demand) => Some((Reverse(demand.band), demand.oldest)),
                 None if model.keeps_awake(e.id.replica)
                     || self.ordered_awake(&e.id.model)
@@ -59,33 +60,33 @@ impl PlanBuilder<'_> {
                 None => None,
             };
             let needed = needed.get(&e.id.model).filter(|_| planner.is_primary(&e.id)).copied();
-            let place = place.into_iter().chain(needed).min()?;
+            let position = position.into_iter().chain(needed).min()?;
             let spare = !planner.may_evict_others(&e.id);
             let replica = if spare { e.id.replica } else { 0 };
-            let needs = planner.dependencies.closure(&e.id.model).len();
-            Some((spare, place.0, replica, place.1, needs, e.id.clone()))
+            let dependency_count = planner.dependencies.closure(&e.id.model).len();
+            Some((spare, position.0, replica, position.1, dependency_count, e.id.clone()))
         });
-        let mut line: Vec<TurnKey> = wanted.collect();
-        let mut asked: BTreeMap<EngineId, TurnPosition> =
-            line.iter().map(|(_, band, _, oldest, _, id)| (id.clone(), (*band, *oldest))).collect();
-        for (_, band, _, oldest, _, id) in line.iter().filter(|_| !planner.dependencies.is_empty()) {
+        let mut keys: Vec<TurnKey> = keys.collect();
+        let mut positions: BTreeMap<EngineId, TurnPosition> =
+            keys.iter().map(|(_, band, _, oldest, _, id)| (id.clone(), (*band, *oldest))).collect();
+        for (_, band, _, oldest, _, id) in keys.iter().filter(|_| !planner.dependencies.is_empty()) {
             for needed in planner.dependencies.closure(&id.model).iter().flat_map(|m| planner.engines_of(m)) {
-                asked.entry(needed.id.clone()).or_insert((*band, *oldest));
+                positions.entry(needed.id.clone()).or_insert((*band, *oldest));
             }
         }
-        for (_, band, _, place, _, id) in &mut line {
+        for (_, band, _, since, _, id) in &mut keys {
             let Some(e) = self.engine(id) else { continue };
-            *place = (*place).max(e.yielded_at);
-            let ahead = e.yielded_to.as_ref().and_then(|other| asked.get(other));
+            *since = (*since).max(e.yielded_at);
+            let ahead = e.yielded_to.as_ref().and_then(|other| positions.get(other));
             if let Some((other, oldest)) = ahead
                 && *oldest <= e.yielded_at
             {
                 *band = (*band).max(*other);
-                *place = (*place).max(Tick(oldest.0 + 1));
+                *since = (*since).max(Tick(oldest.0 + 1));
             }
         }
-        line.sort();
-        line.into_iter().map(|(.., id)| id).collect()
+        keys.sort();
+        keys.into_iter().map(|(.., id)| id).collect()
     }
 
     /// Dependencies that must be awake because a dependent is up or starting.
@@ -95,7 +96,7 @@ impl PlanBuilder<'_> {
         let planner = &self.planner;
         let mut needed: BTreeMap<&ModelName, TurnPosition> = BTreeMap::new();
         for name in planner.dependencies.models_with_dependencies().filter(|name| planner.is_up(name)) {
-            let place = match (self.demand.get(name), planner.models.get(name)) {
+            let position = match (self.demand.get(name), planner.models.get(name)) {
                 (Some(demand), _) => (Reverse(demand.band), demand.oldest),
                 (None, Some(model)) => {
                     (Reverse(model.spec.as_ref().map_or(0, |spec| spec.priority)), model.wanted_since)
@@ -103,7 +104,7 @@ impl PlanBuilder<'_> {
                 (None, None) => continue,
             };
             for model in planner.dependencies.closure(name).iter().filter(|model| !planner.serves(model)) {
-                needed.entry(model).and_modify(|first| *first = place.min(*first)).or_insert(place);
+                needed.entry(model).and_modify(|first| *first = position.min(*first)).or_insert(position);
             }
         }
         needed
@@ -112,33 +113,36 @@ impl PlanBuilder<'_> {
     /// Positions of the engines in line, and of their missing dependencies.
     ///
     /// A dependency that does not serve stands with its first dependent, or at its own place if that is earlier.
-    pub(in crate::fleet) fn turn_positions_in(&self, line: &[EngineId]) -> BTreeMap<EngineId, usize> {
-        let mut places: BTreeMap<EngineId, usize> =
-            line.iter().cloned().enumerate().map(|(place, id)| (id, place)).collect();
+    pub(in crate::fleet) fn turn_positions_in(&self, turn_order: &[EngineId]) -> BTreeMap<EngineId, usize> {
+        let mut positions: BTreeMap<EngineId, usize> =
+            turn_order.iter().cloned().enumerate().map(|(position, id)| (id, position)).collect();
         if self.planner.dependencies.is_empty() {
-            return places;
+            return positions;
         }
-        for (place, id) in line.iter().enumerate() {
+        for (position, id) in turn_order.iter().enumerate() {
             for needed in self.planner.missing_engines(&id.model) {
-                places.entry(needed).and_modify(|own| *own = place.min(*own)).or_insert(place);
+                positions
+                    .entry(needed)
+                    .and_modify(|position_of_own| *position_of_own = position.min(*position_of_own))
+                    .or_insert(position);
             }
         }
-        places
+        positions
     }
 
     /// The band of the model's requests, or of its dependents' if that is higher; its priority if it has none.
     pub(in crate::fleet) fn band(&self, id: &EngineId) -> i32 {
-        let own = self.planner.spec(&id.model).map_or(0, |spec| spec.priority);
-        let own = self.demand.get(&id.model).map_or(own, |demand| demand.band);
+        let own_band = self.planner.spec(&id.model).map_or(0, |spec| spec.priority);
+        let own_band = self.demand.get(&id.model).map_or(own_band, |demand| demand.band);
         let needing =
             self.planner.dependencies.dependents(&id.model).filter_map(|model| self.demand.get(model));
-        needing.map(|demand| demand.band).max().map_or(own, |band| own.max(band))
+        needing.map(|demand| demand.band).max().map_or(own_band, |band| own_band.max(band))
     }
 
     /// Whether `a` stands before `b` in line.
     pub(in crate::fleet) fn goes_before(&self, a: &EngineId, b: &EngineId) -> bool {
-        let place = |id: &EngineId| self.turn_positions.get(id).copied().unwrap_or(usize::MAX);
-        place(a) < place(b)
+        let position = |id: &EngineId| self.turn_positions.get(id).copied().unwrap_or(usize::MAX);
+        position(a) < position(b)
     }
 }
 
@@ -180,11 +184,11 @@ impl Planner {
     /// That is, it has not been awake since that use began, it yielded to another model, or it failed.
     pub(in crate::fleet) fn should_start_as_spare(&self, e: &Engine, now: Tick) -> bool {
         let awake = || self.engines_of(&e.id.model).filter(|other| other.serves());
-        let began = awake().map(|other| other.turn_start).min();
-        let came = began.is_some_and(|began| e.turn_start < began)
+        let serving_since = awake().map(|other| other.turn_start).min();
+        let may_start = serving_since.is_some_and(|began| e.turn_start < began)
             || e.yielded_at > e.turn_start
             || e.failures_since_serving > 0;
-        came && e.spare_start_at() <= now && awake().any(|other| self.in_use_count(other) > 0)
+        may_start && e.spare_start_at() <= now && awake().any(|other| self.in_use_count(other) > 0)
     }
 
     fn replicas_of<'a>(&'a self, model: &ModelName) -> impl Iterator<Item = &'a Engine> {

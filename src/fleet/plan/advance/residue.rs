@@ -33,25 +33,26 @@ impl PlanBuilder<'_> {
         };
         let (engine, generation) = (id.clone(), e.generation);
         let residue = self.planner.residue_of(id);
-        let settle = self.planner.settings.timeouts.meter_lag;
-        let patient = since + settle > self.now;
+        let meter_lag = self.planner.settings.timeouts.meter_lag;
+        let patient = since + meter_lag > self.now;
         // A meter that never answers must not block the memory forever: then the engine's own report counts.
-        let silent = since + Millis(settle.0 * 5) <= self.now;
+        let silent = since + Millis(meter_lag.0 * 5) <= self.now;
         let accounts =
             e.accelerators.iter().filter_map(|a| Some((a, self.planner.ledger.accelerators.get(a)?)));
         let mut measured = residue;
         let mut unread: Vec<(AcceleratorId, Millis)> = Vec::new();
         for (accelerator, account) in accounts.filter(|(_, a)| a.metered) {
             // Without names, usage counts as this engine's only if no neighbour is still growing into its reservation.
-            let told = account.reading.as_ref().is_some_and(|r| r.by_engine.is_some());
+            let names_engines = account.reading.as_ref().is_some_and(|r| r.by_engine.is_some());
             let reading = account.reading.as_ref().filter(|r| r.at >= since);
-            let seen = reading
-                .filter(|r| told || !self.has_rising_neighbour(id, accelerator, r.at))
+            let observed = reading
+                .filter(|r| names_engines || !self.has_rising_neighbour(id, accelerator, r.at))
                 .and_then(|_| account.observed_of(id));
-            match seen {
+            match observed {
                 Some(bytes) if bytes <= residue => {}
                 Some(bytes)
-                    if !patient || (told && is_mostly_released(bytes, residue, account.booked_by(id))) =>
+                    if !patient
+                        || (names_engines && is_mostly_released(bytes, residue, account.booked_by(id))) =>
                 {
                     measured = measured.max(bytes)
                 }
@@ -87,14 +88,16 @@ impl PlanBuilder<'_> {
             return;
         }
         let accounts = e.accelerators.iter().map(|a| self.planner.ledger.accelerators.get(a));
-        let seen = accounts.map(|account| {
+        let readings = accounts.map(|account| {
             let reading = account?.reading.as_ref().filter(|r| r.at > e.since)?;
             Some(reading.by_engine.as_ref()?.get(id).copied().unwrap_or_default())
         });
-        let Some(most) = seen.collect::<Option<Vec<_>>>().and_then(|seen| seen.into_iter().max()) else {
+        let Some(largest) =
+            readings.collect::<Option<Vec<_>>>().and_then(|readings| readings.into_iter().max())
+        else {
             return;
         };
-        let bytes = most.max(declared);
+        let bytes = largest.max(declared);
         if bytes < booked {
             let (engine, generation) = (id.clone(), e.generation);
             let host = self.planner.ledger.host.booked.of(id).unwrap_or_default();
@@ -107,10 +110,11 @@ impl PlanBuilder<'_> {
     /// An engine that became awake since the reading was still growing then.
     fn has_rising_neighbour(&self, id: &EngineId, accelerator: &AcceleratorId, read: Tick) -> bool {
         self.planner.engines.on_accelerators(std::slice::from_ref(accelerator)).into_iter().any(|e| {
-            let rises = e.state.is_starting() || (e.state == LifecycleState::Awake && e.turn_start > read);
+            let is_growing =
+                e.state.is_starting() || (e.state == LifecycleState::Awake && e.turn_start > read);
             // An engine that only has a reservation will grow, too.
             let booked = e.pending_reservation.as_ref().is_some_and(|p| p.accelerators.contains(accelerator));
-            e.id != *id && (booked || (rises && e.accelerators.contains(accelerator)))
+            e.id != *id && (booked || (is_growing && e.accelerators.contains(accelerator)))
         })
     }
 }

@@ -35,35 +35,36 @@ impl Planner {
         let misfit = |model: &ModelName| {
             self.spec(model).filter(|spec| !self.could_ever_hold(spec)).map(|spec| self.misfit_text(spec))
         };
-        let needs = self.dependencies.closure(model);
+        let dependencies = self.dependencies.closure(model);
         let needed = |of| Some(format!("its dependency '{of}' can never start: {}", misfit(of)?));
-        let together = || if needs.is_empty() { None } else { self.closure_misfit_reason(model) };
+        let closure_misfit =
+            || if dependencies.is_empty() { None } else { self.closure_misfit_reason(model) };
         misfit(model)
-            .or_else(|| needs.iter().find_map(needed))
-            .or_else(|| together().map(|reason| reason.text))
+            .or_else(|| dependencies.iter().find_map(needed))
+            .or_else(|| closure_misfit().map(|reason| reason.text))
     }
 
     /// Why this model and its dependencies never fit at once; `None` if they do.
     pub(in crate::fleet) fn closure_misfit_reason(&self, model: &ModelName) -> Option<ModelReason> {
         let names = self.dependencies.closure(model).iter().chain([model]);
         let specs: Vec<&ModelSpec> = names.filter_map(|name| self.spec(name)).collect();
-        let mut wanted: Vec<PlacementNeed> =
+        let mut placement_needs: Vec<PlacementNeed> =
             specs.iter().map(|spec| self.placement_need(spec)).collect::<Option<_>>()?;
-        wanted.sort_by_key(|(need, places)| (places.len(), Reverse(need.bytes)));
-        let there = self.total_capacity(&wanted);
-        if fits_together(&wanted, &mut there.clone(), &mut MAX_TRIED_ASSIGNMENTS.clone()) {
+        placement_needs.sort_by_key(|(need, candidates)| (candidates.len(), Reverse(need.bytes)));
+        let capacity = self.total_capacity(&placement_needs);
+        if fits_together(&placement_needs, &mut capacity.clone(), &mut MAX_TRIED_ASSIGNMENTS.clone()) {
             return None;
         }
-        let needs: Vec<String> =
+        let need_texts: Vec<String> =
             specs.iter().map(|spec| format!("{} needs {}", spec.name, need_text(spec))).collect();
-        let rooms: Vec<String> = there.iter().map(|(a, all)| amount_text(*all, a)).collect();
+        let capacity_texts: Vec<String> = capacity.iter().map(|(a, all)| amount_text(*all, a)).collect();
         let text = format!(
             "the model never fits together with its dependencies: {}; the capacity is {}",
-            needs.join(", "),
-            rooms.join(", ")
+            need_texts.join(", "),
+            capacity_texts.join(", ")
         );
-        let need = wanted.iter().map(|(need, _)| need.bytes).sum();
-        let available = there.values().map(|all| all.bytes).sum();
+        let need = placement_needs.iter().map(|(need, _)| need.bytes).sum();
+        let available = capacity.values().map(|all| all.bytes).sum();
         let mut reason = ModelReason::unplaceable(text, need, available);
         reason.named_models =
             specs.iter().map(|spec| spec.name.clone()).filter(|name| name != model).collect();
@@ -77,14 +78,17 @@ impl Planner {
         let need = declared_amount(spec);
         let accounts = &self.ledger.accelerators;
         let usable = |a: &AcceleratorId| accounts.get(a).is_some_and(|a| a.could_hold(need));
-        let places = self.candidates_for(spec, need, usable);
-        (!places.is_empty() && places.len() < MAX_CANDIDATES).then_some((need, places))
+        let candidates = self.candidates_for(spec, need, usable);
+        (!candidates.is_empty() && candidates.len() < MAX_CANDIDATES).then_some((need, candidates))
     }
 
     /// Total capacity of all accelerators that any of the models could use.
-    fn total_capacity<'a>(&self, wanted: &'a [PlacementNeed]) -> CapacityMap<'a> {
-        let on: BTreeSet<&AcceleratorId> =
-            wanted.iter().flat_map(|(_, places)| places).flat_map(|place| &place.accelerators).collect();
+    fn total_capacity<'a>(&self, placement_needs: &'a [PlacementNeed]) -> CapacityMap<'a> {
+        let on: BTreeSet<&AcceleratorId> = placement_needs
+            .iter()
+            .flat_map(|(_, candidates)| candidates)
+            .flat_map(|candidate| &candidate.accelerators)
+            .collect();
         let all = |a: &AcceleratorId| {
             let account = self.ledger.accelerators.get(a)?;
             Some(ResourceAmount { bytes: account.capacity, units: account.units.unwrap_or(u32::MAX) })
@@ -123,9 +127,9 @@ impl Planner {
                 let units = self.ledger.accelerators.get(pool).and_then(|account| account.units);
                 let units =
                     units.map(|units| format!(" and {}", accelerator_count_text(units))).unwrap_or_default();
-                let wanted = accelerator_count_text(*count);
+                let count_text = accelerator_count_text(*count);
                 format!(
-                    "the model needs {} and {wanted} of {pool}, which has {largest}{units} in all",
+                    "the model needs {} and {count_text} of {pool}, which has {largest}{units} in all",
                     need.bytes
                 )
             }
@@ -142,21 +146,21 @@ impl Planner {
                 None => format!("the model needs {} on each of its accelerators", need.bytes),
             },
             AcceleratorRequirement::Count(count) => {
-                let there = u32::try_from(self.single_accelerators().count()).unwrap_or(u32::MAX);
-                if there < *count {
-                    let is = if there == 1 { "is" } else { "are" };
+                let available = u32::try_from(self.single_accelerators().count()).unwrap_or(u32::MAX);
+                if available < *count {
+                    let is = if available == 1 { "is" } else { "are" };
                     return format!(
-                        "the model needs {}, and there {is} {there}",
+                        "the model needs {}, and there {is} {available}",
                         accelerator_count_text(*count)
                     );
                 }
                 let fit = self.single_accelerators().filter(|id| self.could_hold(id, spec)).count();
-                let few = match fit {
+                let counts = match fit {
                     0 => String::new(),
-                    fit => format!(" (required: {count}, large enough: {fit} of {there})"),
+                    fit => format!(" (required: {count}, large enough: {fit} of {available})"),
                 };
                 format!(
-                    "the model needs {} on each accelerator{few}: the largest has {largest} ({less})",
+                    "the model needs {} on each accelerator{counts}: the largest has {largest} ({less})",
                     need.bytes
                 )
             }
@@ -174,10 +178,10 @@ fn declared_amount(spec: &ModelSpec) -> ResourceAmount {
     ResourceAmount { bytes, units: spec.accelerators.units().unwrap_or(1) }
 }
 
-fn amount_text(of: ResourceAmount, on: &AcceleratorId) -> String {
-    match of.units {
-        u32::MAX => format!("{} on {on}", of.bytes),
-        units => format!("{} and {} in {on}", of.bytes, accelerator_count_text(units)),
+fn amount_text(amount: ResourceAmount, on: &AcceleratorId) -> String {
+    match amount.units {
+        u32::MAX => format!("{} on {on}", amount.bytes),
+        units => format!("{} and {} in {on}", amount.bytes, accelerator_count_text(units)),
     }
 }
 
@@ -198,23 +202,27 @@ fn need_text(spec: &ModelSpec) -> String {
 }
 
 /// Whether all of them fit beside each other in some assignment.
-fn fits_together(wanted: &[PlacementNeed], free: &mut CapacityMap<'_>, ways: &mut u32) -> bool {
-    let Some(((need, places), rest)) = wanted.split_first() else { return true };
-    for place in places {
-        *ways = ways.saturating_sub(1);
-        if *ways == 0 {
+fn fits_together(
+    placement_needs: &[PlacementNeed],
+    free: &mut CapacityMap<'_>,
+    attempts_left: &mut u32,
+) -> bool {
+    let Some(((need, candidates), rest)) = placement_needs.split_first() else { return true };
+    for candidate in candidates {
+        *attempts_left = attempts_left.saturating_sub(1);
+        if *attempts_left == 0 {
             return true;
         }
         let before = free.clone();
         let mut has_room = true;
-        for on in &place.accelerators {
-            let left = free.get(on).copied().unwrap_or_default();
-            has_room &= left.covers(*need);
-            if let Some(left) = free.get_mut(on) {
-                *left = left.saturating_sub(*need);
+        for on in &candidate.accelerators {
+            let remaining = free.get(on).copied().unwrap_or_default();
+            has_room &= remaining.covers(*need);
+            if let Some(remaining) = free.get_mut(on) {
+                *remaining = remaining.saturating_sub(*need);
             }
         }
-        if has_room && fits_together(rest, free, ways) {
+        if has_room && fits_together(rest, free, attempts_left) {
             return true;
         }
         *free = before;

@@ -127,13 +127,13 @@ impl AcceleratorAccounts {
         if booked.is_none() {
             return;
         }
-        let places = Arc::make_mut(&mut self.by_engine);
+        let accounts_by_engine = Arc::make_mut(&mut self.by_engine);
         if bytes.is_some() {
-            places.entry(engine.clone()).or_default().insert(id.clone());
-        } else if let Some(of) = places.get_mut(engine) {
-            of.remove(id);
-            if of.is_empty() {
-                places.remove(engine);
+            accounts_by_engine.entry(engine.clone()).or_default().insert(id.clone());
+        } else if let Some(account_ids) = accounts_by_engine.get_mut(engine) {
+            account_ids.remove(id);
+            if account_ids.is_empty() {
+                accounts_by_engine.remove(engine);
             }
         }
     }
@@ -173,10 +173,10 @@ impl Eq for AcceleratorAccounts {}
 
 impl From<AccountMap> for AcceleratorAccounts {
     fn from(all: AccountMap) -> Self {
-        let mut places: BTreeMap<EngineId, BTreeSet<AcceleratorId>> = BTreeMap::new();
+        let mut accounts_by_engine: BTreeMap<EngineId, BTreeSet<AcceleratorId>> = BTreeMap::new();
         for (id, account) in &all {
             for (engine, _) in account.booked.iter() {
-                places.entry(engine.clone()).or_default().insert(id.clone());
+                accounts_by_engine.entry(engine.clone()).or_default().insert(id.clone());
             }
         }
         let awaited = all.iter().filter(|(_, a)| awaits_reading(a)).map(|(id, _)| id.clone());
@@ -189,7 +189,7 @@ impl From<AccountMap> for AcceleratorAccounts {
                 .map(|a| a.capacity)
                 .max()
                 .unwrap_or_default(),
-            by_engine: Arc::new(places),
+            by_engine: Arc::new(accounts_by_engine),
             all: Arc::new(all),
             dirty: DirtyAccounts::All,
         }

@@ -105,8 +105,8 @@ impl From<UnitMap> for UnitBookings {
 }
 
 impl From<UnitBookings> for UnitMap {
-    fn from(taken: UnitBookings) -> Self {
-        Self::clone(&taken.by_engine)
+    fn from(bookings: UnitBookings) -> Self {
+        Self::clone(&bookings.by_engine)
     }
 }
 

@@ -36,8 +36,10 @@ impl SimulatedCluster {
                 return DONE;
             }
             EngineStep::OpenGate { requester } => {
-                let place = self.provider_of(command, engine);
-                let pod = place.and_then(|key| self.providers.get(&key)).map(|provider| provider.uid.clone());
+                let provider_key = self.provider_of(command, engine);
+                let pod = provider_key
+                    .and_then(|key| self.providers.get(&key))
+                    .map(|provider| provider.uid.clone());
                 let address = pod.map(|pod| (engine.clone(), pod));
                 let Some(stub) = self.reachable_stub(command, requester) else { return UNREACHABLE };
                 stub.open_to = address;
@@ -98,13 +100,15 @@ impl SimulatedCluster {
         engine: &PairingEngineId,
     ) -> Option<ProviderKey> {
         let node = self.pairing.node(&command.node);
-        let known = node.and_then(|node| node.engines.get(engine)).map(|known| known.provider.clone());
+        let known_provider = node
+            .and_then(|node| node.engines.get(engine))
+            .map(|engine_record| engine_record.provider.clone());
         let index = |a: &AcceleratorId| {
             let machine = self.nodes.get(&command.node);
             machine.and_then(|machine| machine.accelerators.get(a)).map_or(u32::MAX, |facts| facts.index)
         };
         let lowest = || engine.accelerators.iter().min_by_key(|a| index(a)).cloned();
-        let provider = match known {
+        let provider = match known_provider {
             Some(provider) => provider,
             None if engine.mode == ProviderMode::Launcher => ProviderId::launcher(lowest()?),
             None => ProviderId::direct(engine),
@@ -117,7 +121,7 @@ impl SimulatedCluster {
         if provider.deleting {
             return CONFLICT;
         }
-        provider.records.retain(|known| known.engine != record.engine);
+        provider.records.retain(|bound| bound.engine != record.engine);
         provider.records.push(record);
         self.emit_provider(key);
         DONE
@@ -150,7 +154,9 @@ impl SimulatedCluster {
         }
         let sent_to = self.audit.target_containers.get(&(command.epoch, command.serial));
         let other = |(uid, restarts): &(Uid, u32)| {
-            self.providers.get(key).is_some_and(|own| own.uid != *uid || own.restarts != *restarts)
+            self.providers
+                .get(key)
+                .is_some_and(|provider| provider.uid != *uid || provider.restarts != *restarts)
         };
         if sent_to.is_some_and(other) {
             return UNREACHABLE;
@@ -169,11 +175,11 @@ impl SimulatedCluster {
         provider.epoch = provider.epoch.max(command.epoch);
         let puts_away = *step == EngineStep::Query && provider.exited.contains_key(id);
         if launcher && (puts_away || matches!(step, EngineStep::Stop { .. })) {
-            let ended = provider.last_stopped.entry(id.clone()).or_insert(generation);
-            *ended = generation.max(*ended);
+            let last_stopped = provider.last_stopped.entry(id.clone()).or_insert(generation);
+            *last_stopped = generation.max(*last_stopped);
         }
-        let there = provider.processes.get(id).filter(|process| process.generation == generation).cloned();
-        match (step, there) {
+        let running = provider.processes.get(id).filter(|process| process.generation == generation).cloned();
+        match (step, running) {
             // The command was executed before, and the reply was lost.
             (EngineStep::Launch, Some(_)) => DONE,
             (EngineStep::Launch, _) if provider.exited.get(id) == Some(&generation) => DONE,
@@ -183,7 +189,7 @@ impl SimulatedCluster {
                 CONFLICT
             }
             (EngineStep::Launch, _)
-                if provider.last_stopped.get(id).is_some_and(|ended| generation <= *ended) =>
+                if provider.last_stopped.get(id).is_some_and(|last_stopped| generation <= *last_stopped) =>
             {
                 Some(Err(CommandFailure::Refused))
             }
@@ -226,27 +232,27 @@ impl SimulatedCluster {
         if process.hung {
             return None;
         }
-        let troubles = self.scenario.fault_rates;
+        let fault_rates = self.scenario.fault_rates;
         let (phase, after, fails) = match (step, process.phase) {
             (EngineStep::Sleep { level, .. }, PodProcessPhase::Awake) => {
                 self.check_gate_before_sleep(command, id);
                 (
                     PodProcessPhase::FallingAsleep(*level),
                     self.random_duration(self.scenario.sleep_time),
-                    troubles.sleep_fails,
+                    fault_rates.sleep_fails,
                 )
             }
             (EngineStep::Wake { .. }, PodProcessPhase::Asleep(level)) => (
                 PodProcessPhase::Waking(level),
                 self.random_duration(self.scenario.wake_time),
-                troubles.wake_fails,
+                fault_rates.wake_fails,
             ),
             (EngineStep::SendCanary, PodProcessPhase::Awake) => {
-                (PodProcessPhase::Awake, self.random_duration((5, 200)), troubles.canary_fails)
+                (PodProcessPhase::Awake, self.random_duration((5, 200)), fault_rates.canary_fails)
             }
             _ => return Some(Err(CommandFailure::Refused)),
         };
-        if self.chance(troubles.hangs) {
+        if self.chance(fault_rates.hangs) {
             self.count("hangs");
             self.update_process(key, id, |process| (process.hung, process.phase) = (true, phase));
             return None;
@@ -255,7 +261,7 @@ impl SimulatedCluster {
             self.count("refusals");
             return Some(Err(CommandFailure::Refused));
         }
-        if matches!(step, EngineStep::Sleep { .. }) && self.chance(troubles.sleep_denied) {
+        if matches!(step, EngineStep::Sleep { .. }) && self.chance(fault_rates.sleep_denied) {
             self.count("sleeps denied");
             // The engine stays awake, and the caller finds that out.
             if !self.audit.replies_to_drop.remove(&(command.epoch, command.serial)) {

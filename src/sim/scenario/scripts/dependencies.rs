@@ -12,8 +12,8 @@ pub(super) fn all() -> Vec<ScriptedScenario> {
     ]
 }
 
-fn model_with_dependencies(name: &str, gib: u64, others: &[&str]) -> ModelSpec {
-    ModelSpec { dependencies: others.iter().map(|name| (*name).into()).collect(), ..model(name, gib) }
+fn model_with_dependencies(name: &str, gib: u64, dependencies: &[&str]) -> ModelSpec {
+    ModelSpec { dependencies: dependencies.iter().map(|name| (*name).into()).collect(), ..model(name, gib) }
 }
 
 /// All three models are reserved at once and start one after the other, the dependent one last. Its dependencies stay

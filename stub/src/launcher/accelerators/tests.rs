@@ -72,10 +72,10 @@ async fn a_driver_that_hangs_costs_all_who_ask_one_deadline_and_one_thread() {
 
 #[tokio::test]
 async fn what_the_driver_told_is_not_asked_again_and_what_failed_is() {
-    let told = Arc::new(FakeDriver::new(&[("GPU-a", None)]));
-    let accelerators = over(&told, nvml::QUERY_TIMEOUT);
+    let driver = Arc::new(FakeDriver::new(&[("GPU-a", None)]));
+    let accelerators = over(&driver, nvml::QUERY_TIMEOUT);
     assert_eq!(accelerators.visible_devices(&strings(&["GPU-a"])).await.unwrap(), "0");
-    told.devices.lock().unwrap().clear();
+    driver.devices.lock().unwrap().clear();
     assert_eq!(accelerators.visible_devices(&strings(&["GPU-a"])).await.unwrap(), "0");
 
     // A driver may be present at the next attempt.

@@ -18,8 +18,8 @@ impl RegistryFixture {
         self.registry.add_started(reservation, spec, supervisor::stop_channel().0, log)
     }
 
-    fn watched(&self, seen: EventRevision, updates: bool) -> Vec<String> {
-        match self.registry.events_after(seen, updates) {
+    fn watched(&self, last_seen: EventRevision, updates: bool) -> Vec<String> {
+        match self.registry.events_after(last_seen, updates) {
             WatchStep::Lines(lines, _) => {
                 String::from_utf8(lines.to_vec()).unwrap().lines().map(kind).collect()
             }
@@ -131,14 +131,14 @@ fn a_snapshot_and_the_watch_from_there_miss_nothing() {
     fixture.create("a");
     fixture.create("b");
     fixture.registry.remove("a");
-    let (lines, seen) = fixture.registry.snapshot();
+    let (lines, last_seen) = fixture.registry.snapshot();
     assert_eq!(
         String::from_utf8(lines.to_vec()).unwrap().lines().map(kind).collect::<Vec<_>>(),
         ["CREATED b"]
     );
-    assert_eq!(fixture.registry.events_after(seen, true), WatchStep::Wait);
+    assert_eq!(fixture.registry.events_after(last_seen, true), WatchStep::Wait);
     fixture.create("c");
-    assert_eq!(fixture.watched(seen, false), ["CREATED c"]);
+    assert_eq!(fixture.watched(last_seen, false), ["CREATED c"]);
 }
 
 #[test]

@@ -31,18 +31,18 @@ fn the_first_source_that_names_any_is_believed() {
     let driver = FakeDriver::new(&[(A, None), (B, None)]);
     let none = FakeDriver::new(&[]);
 
-    let asked = |plugin, runtime, driver: &dyn AcceleratorDriver| {
+    let discover = |plugin, runtime, driver: &dyn AcceleratorDriver| {
         sources(plugin, runtime, Some(&file)).discover(driver)
     };
-    let found = asked(Some("x, y,,x"), Some(A), &driver);
+    let found = discover(Some("x, y,,x"), Some(A), &driver);
     assert_eq!((names(&found), found.source), (vec!["x", "y"], Some(AcceleratorSource::Plugin)));
-    let found = asked(Some(" , "), Some(B), &driver);
+    let found = discover(Some(" , "), Some(B), &driver);
     assert_eq!((names(&found), found.source), (vec![B], Some(AcceleratorSource::Runtime)));
-    let found = asked(None, Some("all"), &driver);
+    let found = discover(None, Some("all"), &driver);
     assert_eq!((names(&found), found.source), (vec![A, B], Some(AcceleratorSource::Driver)));
-    let found = asked(None, None, &none);
+    let found = discover(None, None, &none);
     assert_eq!((names(&found), found.source), (vec!["gpu-file"], Some(AcceleratorSource::File)));
-    let found = asked(None, None, &MissingDriver);
+    let found = discover(None, None, &MissingDriver);
     assert_eq!((names(&found), found.source), (vec!["gpu-file"], Some(AcceleratorSource::File)));
 }
 
@@ -70,10 +70,10 @@ fn with_void_the_driver_is_asked_and_with_none_it_is_not() {
     assert_eq!(names(&sources(None, Some("void"), None).discover(&driver)), [A]);
     let found = sources(None, Some("none"), None).discover(&driver);
     assert_eq!(names(&found), Vec::<&str>::new());
-    let said: Vec<String> =
+    let errors: Vec<String> =
         found.failed_sources.iter().map(|(source, why)| format!("{source} {why}")).collect();
     assert_eq!(
-        said,
+        errors,
         [
             "ROUSE_ACCELERATORS is not set",
             "NVIDIA_VISIBLE_DEVICES is 'none'",
@@ -88,9 +88,9 @@ fn a_file_that_cannot_be_used_says_why_among_what_the_others_said() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "[1]").unwrap();
     let found = sources(None, Some("none"), Some(file.path())).discover(&MissingDriver);
-    let (source, why) = found.failed_sources.last().unwrap();
+    let (source, error) = found.failed_sources.last().unwrap();
     assert_eq!((*source, names(&found)), (AcceleratorSource::File, Vec::<&str>::new()));
-    assert!(why.contains("is not an array of names"), "{why}");
+    assert!(error.contains("is not an array of names"), "{error}");
 }
 
 async fn asked(accelerators: &AcceleratorDiscovery) -> (u16, String) {

@@ -69,20 +69,20 @@ async fn asked(proxy: &Arc<Proxy>, request: Request<Body>) -> (u16, stub_api::Ga
 async fn a_read_tells_nothing_of_who_leads_and_a_new_leader_says_so() {
     let proxy = Proxy::from_flags(&["--epoch-gate"]);
     for epoch in ["3", "18446744073709551615", "five"] {
-        let mut look = request(Method::GET, "/v1/gate", "");
-        look.headers_mut().insert(stub_api::EPOCH_HEADER, epoch.parse().unwrap());
-        let (status, gate) = asked(&proxy, look).await;
+        let mut get_gate_request = request(Method::GET, "/v1/gate", "");
+        get_gate_request.headers_mut().insert(stub_api::EPOCH_HEADER, epoch.parse().unwrap());
+        let (status, gate) = asked(&proxy, get_gate_request).await;
         assert_eq!((status, gate.epoch), (200, 0));
     }
     let lead = async |epoch| asked(&proxy, request(Method::POST, "/v1/epoch", epoch)).await;
-    for (told, status, newest) in [
+    for (epoch, status, newest) in [
         (r#"{"epoch":3}"#, 200, 3),
         (r#"{"epoch":2}"#, 409, 3),
         (r#"{"epoch":4}"#, 200, 4),
         (r#"{"epoch":18446744073709551615}"#, 400, 4),
     ] {
-        let (answered, gate) = lead(told).await;
-        assert_eq!((answered, gate.epoch), (status, newest), "{told}");
+        let (answered, gate) = lead(epoch).await;
+        assert_eq!((answered, gate.epoch), (status, newest), "{epoch}");
     }
     let (refused, gate) = asked(&proxy, request(Method::DELETE, "/v1/gate", ORDER)).await;
     assert_eq!((refused, gate.epoch), (409, 4));

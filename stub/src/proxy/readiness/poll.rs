@@ -51,19 +51,20 @@ impl fmt::Display for PollResponse {
 }
 
 /// Polls until a newer order replaces this one.
-pub(super) async fn run(readiness: Arc<Readiness>, life: u64, place: PolledEndpoint) {
+pub(super) async fn run(readiness: Arc<Readiness>, order_seq: u64, endpoint: PolledEndpoint) {
     loop {
-        let asked = Instant::now();
-        let answer = time::timeout(POLL_TIMEOUT, poll_once(&place)).await.unwrap_or(PollResponse::TimedOut);
-        let Some(again) = readiness.record_response(life, &answer, asked, Instant::now()) else {
+        let sent_at = Instant::now();
+        let answer =
+            time::timeout(POLL_TIMEOUT, poll_once(&endpoint)).await.unwrap_or(PollResponse::TimedOut);
+        let Some(again) = readiness.record_response(order_seq, &answer, sent_at, Instant::now()) else {
             return;
         };
         time::sleep_until(again).await;
     }
 }
 
-async fn poll_once(place: &PolledEndpoint) -> PollResponse {
-    let Ok(stream) = TcpStream::connect(place.address).await else {
+async fn poll_once(endpoint: &PolledEndpoint) -> PollResponse {
+    let Ok(stream) = TcpStream::connect(endpoint.address).await else {
         return PollResponse::ConnectFailed;
     };
     let mut client = hyper::client::conn::http1::Builder::new();
@@ -72,8 +73,8 @@ async fn poll_once(place: &PolledEndpoint) -> PollResponse {
     else {
         return PollResponse::ProtocolError;
     };
-    let request = Request::get(place.path.as_str())
-        .header(header::HOST, place.address.to_string())
+    let request = Request::get(endpoint.path.as_str())
+        .header(header::HOST, endpoint.address.to_string())
         .header(header::USER_AGENT, concat!("rouse-stub/", env!("CARGO_PKG_VERSION")))
         .header(header::CONNECTION, "close")
         .body(Body::empty());

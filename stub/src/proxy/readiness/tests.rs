@@ -32,10 +32,10 @@ impl ProbedEngine {
     fn on(listener: TcpListener, status: u16, more: &'static str) -> Self {
         let url = format!("http://{}/health", listener.local_addr().unwrap());
         let status = Arc::new(AtomicU16::new(status));
-        let asked = Arc::new(AtomicUsize::new(0));
+        let probe_count = Arc::new(AtomicUsize::new(0));
         let at_asked = Arc::new(Mutex::new(ProbeCheck::None));
         let looks = Arc::clone(&at_asked);
-        let (answers, count) = (Arc::clone(&status), Arc::clone(&asked));
+        let (answers, count) = (Arc::clone(&status), Arc::clone(&probe_count));
         let task = tokio::spawn(async move {
             loop {
                 let (mut stream, _) = listener.accept().await.unwrap();
@@ -54,7 +54,7 @@ impl ProbedEngine {
                 });
             }
         });
-        Self { url, status, probe_count: asked, probe_check: at_asked, task }
+        Self { url, status, probe_count, probe_check: at_asked, task }
     }
 
     fn set(&self, status: u16) {
@@ -174,9 +174,9 @@ async fn unready_comes_after_the_threshold_and_not_before() {
 
     // The engine records the readiness at each probe after its answers turned bad; the test itself might look a probe
     // too late.
-    let known = Arc::clone(&readiness);
+    let shared_readiness = Arc::clone(&readiness);
     engine.set(500);
-    *engine.probe_check.lock().unwrap() = Some((Box::new(move || known.ready()), Vec::new()));
+    *engine.probe_check.lock().unwrap() = Some((Box::new(move || shared_readiness.ready()), Vec::new()));
     let at_asked = || engine.probe_check.lock().unwrap().as_ref().unwrap().1.clone();
     while at_asked().len() < 4 {
         time::sleep(Duration::from_millis(1)).await;
@@ -261,11 +261,11 @@ async fn the_newest_order_holds() {
     while second.probe_count.load(Ordering::SeqCst) < 3 {
         time::sleep(Duration::from_millis(1)).await;
     }
-    let asked = first.probe_count.load(Ordering::SeqCst);
+    let probes_before = first.probe_count.load(Ordering::SeqCst);
     while second.probe_count.load(Ordering::SeqCst) < 10 {
         time::sleep(Duration::from_millis(1)).await;
     }
-    assert_eq!(first.probe_count.load(Ordering::SeqCst), asked);
+    assert_eq!(first.probe_count.load(Ordering::SeqCst), probes_before);
     assert!(!readiness.ready());
 
     // An explicit order ends the poller.
@@ -287,9 +287,12 @@ async fn an_answer_to_an_order_that_was_replaced_is_not_noted() {
     let readiness = Arc::new(Readiness::default());
     let engine = ProbedEngine::start(200).await;
     order(&readiness, &engine.url, "").await;
-    let life = readiness.state().order_seq;
+    let order_seq = readiness.state().order_seq;
     readiness.become_ready(false);
     let now = Instant::now();
-    assert_eq!(readiness.record_response(life, &poll::PollResponse::Status(StatusCode::OK), now, now), None);
+    assert_eq!(
+        readiness.record_response(order_seq, &poll::PollResponse::Status(StatusCode::OK), now, now),
+        None
+    );
     assert!(!readiness.ready());
 }

@@ -43,8 +43,8 @@ impl ReadinessTracker {
         Self { period: watched.period, threshold: watched.threshold, ready, failures: 0, unready_since: now }
     }
 
-    /// Records a response that arrived at `now` to a poll sent at `asked`.
-    pub(super) fn record(&mut self, good: bool, asked: Instant, now: Instant) -> PollOutcome {
+    /// Records a response that arrived at `now` to a poll sent at `sent_at`.
+    pub(super) fn record(&mut self, good: bool, sent_at: Instant, now: Instant) -> PollOutcome {
         self.failures = if good { 0 } else { self.failures.saturating_add(1) };
         if good {
             self.ready = true;
@@ -53,7 +53,7 @@ impl ReadinessTracker {
             self.unready_since = now;
         }
         let gap = if self.ready { self.period } else { self.poll_interval(now) };
-        PollOutcome { ready: self.ready, next_poll_at: (asked + gap).max(now) }
+        PollOutcome { ready: self.ready, next_poll_at: (sent_at + gap).max(now) }
     }
 
     fn poll_interval(&self, now: Instant) -> Duration {
@@ -87,10 +87,10 @@ mod tests {
     #[test]
     fn what_comes_within_ten_seconds_is_seen_in_10_ms_and_later_within_a_thousandth() {
         let start = Instant::now();
-        let mut judge = tracker(1000 * MS, 3, start);
+        let mut readiness_tracker = tracker(1000 * MS, 3, start);
         let (mut now, mut asked) = (start, 0);
         while now < start + Duration::from_secs(3600) {
-            let next = judge.record(false, now, now).next_poll_at;
+            let next = readiness_tracker.record(false, now, now).next_poll_at;
             let (gap, waited) = (next - now, now - start);
             assert!(
                 gap <= (waited / POLL_INTERVAL_DIVISOR).max(MIN_POLL_INTERVAL),
@@ -100,17 +100,17 @@ mod tests {
             (now, asked) = (next, asked + 1);
         }
         assert!((7_500..9_500).contains(&asked), "{asked}");
-        assert_eq!(judge.record(false, now, now).next_poll_at - now, MAX_POLL_INTERVAL);
+        assert_eq!(readiness_tracker.record(false, now, now).next_poll_at - now, MAX_POLL_INTERVAL);
     }
 
     #[test]
     fn unready_is_after_so_many_failures_in_a_row_and_then_it_is_asked_quickly_again() {
         let start = Instant::now();
-        let mut judge = tracker(1000 * MS, 3, start);
+        let mut readiness_tracker = tracker(1000 * MS, 3, start);
         let mut now = start;
         let mut note = |good| {
             now += 1000 * MS;
-            let verdict = judge.record(good, now, now);
+            let verdict = readiness_tracker.record(good, now, now);
             (verdict.ready, verdict.next_poll_at - now)
         };
         for (good, ready, gap) in [
@@ -131,9 +131,9 @@ mod tests {
     #[test]
     fn a_slow_answer_delays_no_question() {
         let start = Instant::now();
-        let mut judge = tracker(1000 * MS, 3, start);
-        assert_eq!(judge.record(true, start, start + 300 * MS).next_poll_at, start + 1000 * MS);
-        assert_eq!(judge.record(true, start, start + 1400 * MS).next_poll_at, start + 1400 * MS);
+        let mut readiness_tracker = tracker(1000 * MS, 3, start);
+        assert_eq!(readiness_tracker.record(true, start, start + 300 * MS).next_poll_at, start + 1000 * MS);
+        assert_eq!(readiness_tracker.record(true, start, start + 1400 * MS).next_poll_at, start + 1400 * MS);
     }
 
     /// An endpoint flips 1,000 times, each time slightly after the threshold, and responds at once or late.
@@ -141,14 +141,14 @@ mod tests {
     fn a_thousand_flaps_lose_none() {
         for (period, threshold) in [(1000 * MS, 3), (50 * MS, 1), (7 * MS, 5), (1 * MS, 1)] {
             let start = Instant::now();
-            let mut judge = tracker(period, threshold, start);
+            let mut readiness_tracker = tracker(period, threshold, start);
             // Responses arrive within a period; a later response delays the next poll.
             let delay = period / 2;
             let span = period * threshold + delay + MS;
             let (mut now, mut seen) = (start, vec![false]);
             while now < start + span * 1000 {
                 let phase = (now - start).as_nanos() / span.as_nanos();
-                let verdict = judge.record(phase % 2 == 1, now, now + delay);
+                let verdict = readiness_tracker.record(phase % 2 == 1, now, now + delay);
                 if seen.last() != Some(&verdict.ready) {
                     seen.push(verdict.ready);
                 }

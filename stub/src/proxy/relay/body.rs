@@ -30,10 +30,10 @@ const MAX_BUFFERED_BYTES: u64 = 64 << 10;
 /// Buffers a small body, or the beginning of a larger one. Marks the socket's body as read once all of it was read.
 pub(super) async fn buffer_body(
     mut body: Incoming,
-    core: &Rc<RelayThreadContext>,
+    context: &Rc<RelayThreadContext>,
     socket: &Rc<RelaySocket>,
 ) -> Result<(Bytes, Option<RequestBodyStream>), Fault> {
-    let (most, within) = (core.proxy.settings.max_body, core.proxy.settings.body_timeout);
+    let (most, within) = (context.proxy.settings.max_body, context.proxy.settings.body_timeout);
     let declared = body.size_hint().exact();
     if declared.is_some_and(|length| length > most) {
         return Err(too_large(most));
@@ -53,9 +53,9 @@ pub(super) async fn buffer_body(
     if so_far > most {
         return Err(too_large(most));
     }
-    let left = declared.map(|length| length - so_far);
+    let remaining = declared.map(|length| length - so_far);
     let idle = Box::pin(sleep(within));
-    let (core, socket) = (Rc::clone(core), Rc::clone(socket));
+    let (core, socket) = (Rc::clone(context), Rc::clone(socket));
     let rest = RemainingBody {
         body,
         context: core,
@@ -65,7 +65,7 @@ pub(super) async fn buffer_body(
         idle_timeout: within,
         idle_timer: idle,
     };
-    Ok((gathered, Some(RequestBodyStream { remaining: left, body: Box::pin(rest) })))
+    Ok((gathered, Some(RequestBodyStream { remaining, body: Box::pin(rest) })))
 }
 
 /// Completes when the beginning of a body times out, earlier if the connection is closing.
@@ -162,8 +162,8 @@ impl Body for RemainingBody {
     }
 }
 
-fn too_large(most: u64) -> Fault {
-    Fault::BodyTooLarge { setting: "--max-body".into(), limit: units::Bytes(most) }
+fn too_large(max_body: u64) -> Fault {
+    Fault::BodyTooLarge { setting: "--max-body".into(), limit: units::Bytes(max_body) }
 }
 
 fn aborted_body(error: &hyper::Error) -> Fault {

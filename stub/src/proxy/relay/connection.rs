@@ -48,11 +48,11 @@ enum RelayConnectionEnd {
     Stalled,
 }
 
-pub(super) async fn serve(core: Rc<RelayThreadContext>, socket: Rc<RelaySocket>) {
-    let offer = RawResponseSlot::<_, RelayReplyBody>::new(
+pub(super) async fn serve(context: Rc<RelayThreadContext>, socket: Rc<RelaySocket>) {
+    let slot = RawResponseSlot::<_, RelayReplyBody>::new(
         Rc::clone(&socket),
-        core.pool.clone(),
-        Rc::clone(&core.dates),
+        context.pool.clone(),
+        Rc::clone(&context.dates),
     );
     let mut builder = http1::Builder::new();
     builder
@@ -63,13 +63,13 @@ pub(super) async fn serve(core: Rc<RelayThreadContext>, socket: Rc<RelaySocket>)
         .max_buf_size(MAX_HEAD_BYTES + (8 << 10))
         .writev(false);
     let hyper = || {
-        let (io, core) = (TokioIo::new(socket.io()), Rc::clone(&core));
-        let (socket, offer) = (Rc::clone(&socket), Rc::clone(&offer));
+        let (io, context) = (TokioIo::new(socket.io()), Rc::clone(&context));
+        let (socket, slot) = (Rc::clone(&socket), Rc::clone(&slot));
         let service = service_fn(move |request| {
             let follows =
                 bypass::accepts_chunked(&request).then(|| bypass::has_connection_close(request.headers()));
             let old = request.version() == Version::HTTP_10;
-            let (offer, answer) = (Rc::clone(&offer), exchange::serve(&core, &socket, request));
+            let (slot, answer) = (Rc::clone(&slot), exchange::serve(&context, &socket, request));
             async move {
                 let (mut answer, whole) = answer.await;
                 if old {
@@ -77,7 +77,7 @@ pub(super) async fn serve(core: Rc<RelayThreadContext>, socket: Rc<RelaySocket>)
                 }
                 match follows.filter(|_| whole && bypass::needs_chunking(&answer)) {
                     Some(closes) => {
-                        offer.put(answer, closes);
+                        slot.put(answer, closes);
                         pending().await
                     }
                     None => Ok::<_, Infallible>(answer),
@@ -86,7 +86,7 @@ pub(super) async fn serve(core: Rc<RelayThreadContext>, socket: Rc<RelaySocket>)
         });
         Box::new(builder.serve_connection(io, service))
     };
-    let mut http1 = Http1Connection::new(Rc::clone(&offer), hyper);
+    let mut http1 = Http1Connection::new(Rc::clone(&slot), hyper);
     let (mut asked, mut stall) = (false, WriteStallTimer::default());
     let end = poll_fn(|cx| {
         socket.before_poll();
@@ -128,13 +128,13 @@ impl WriteStallTimer {
         let timer =
             self.0.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + STALL_CHECK_INTERVAL)));
         while timer.as_mut().poll(cx).is_ready() {
-            let most = match socket.gate_generation() {
-                Some(life) if life.gate.revoked().is_some() => CUT_WRITE_STALL_TIMEOUT,
-                Some(life) if !life.gate.is_open() => DRAINING_WRITE_STALL_TIMEOUT,
+            let stall_timeout = match socket.gate_generation() {
+                Some(generation) if generation.gate.revoked().is_some() => CUT_WRITE_STALL_TIMEOUT,
+                Some(generation) if !generation.gate.is_open() => DRAINING_WRITE_STALL_TIMEOUT,
                 _ => WRITE_STALL_TIMEOUT,
             };
             let now = Instant::now();
-            if since + most <= now {
+            if since + stall_timeout <= now {
                 return Poll::Ready(RelayConnectionEnd::Stalled);
             }
             timer.as_mut().reset(now + STALL_CHECK_INTERVAL);

@@ -67,19 +67,19 @@ enum RelayRejection {
 
 /// Serves one request. Returns the response and whether the whole request was read.
 pub(super) fn serve(
-    core: &Rc<RelayThreadContext>,
+    context: &Rc<RelayThreadContext>,
     socket: &Rc<RelaySocket>,
     request: Request<Incoming>,
 ) -> impl Future<Output = (Response<RelayReplyBody>, bool)> + use<> {
-    let (core, socket) = (Rc::clone(core), Rc::clone(socket));
+    let (context, socket) = (Rc::clone(context), Rc::clone(socket));
     let exchange = socket.begin_exchange();
     async move {
         let (head, body) = request.into_parts();
-        let form = api_schema(head.uri.path());
+        let schema = api_schema(head.uri.path());
         socket.set_body_unread(true);
-        let mut response = match relay_or_reject(&core, &socket, &exchange, &head, body, form).await {
+        let mut response = match relay_or_reject(&context, &socket, &exchange, &head, body, schema).await {
             Ok(response) => response.map(|body| RelayReplyBody::from_engine(body, exchange)),
-            Err(refusal) => rejection_response(&core.proxy, refusal, form).map(|text| RelayReplyBody {
+            Err(refusal) => rejection_response(&context.proxy, refusal, schema).map(|text| RelayReplyBody {
                 content: RelayReplyContent::Text(Some(text)),
                 _exchange: exchange,
             }),
@@ -95,15 +95,15 @@ pub(super) fn serve(
 
 /// Returns the engine's response, or the reason for a refusal.
 async fn relay_or_reject(
-    core: &Rc<RelayThreadContext>,
+    context: &Rc<RelayThreadContext>,
     socket: &Rc<RelaySocket>,
     exchange: &RelayExchangeGuard,
     head: &Parts,
     body: Incoming,
-    form: ApiSchema,
+    schema: ApiSchema,
 ) -> Result<Response<RelayBody<RelayMetricsObserver>>, RelayRejection> {
-    match check_allowed(core, head) {
-        Ok(()) => relay(core, socket, exchange, head, body, form).await,
+    match check_allowed(context, head) {
+        Ok(()) => relay(context, socket, exchange, head, body, schema).await,
         Err(refusal) => {
             socket.set_body_unread(!body::discard_available(body).await);
             Err(refusal)
@@ -111,14 +111,14 @@ async fn relay_or_reject(
     }
 }
 
-fn check_allowed(core: &RelayThreadContext, head: &Parts) -> Result<(), RelayRejection> {
-    policy::check(core.proxy.settings.engine_kind, &head.method, &head.uri).map_err(|(fault, allow)| {
-        match allow {
+fn check_allowed(context: &RelayThreadContext, head: &Parts) -> Result<(), RelayRejection> {
+    policy::check(context.proxy.settings.engine_kind, &head.method, &head.uri).map_err(
+        |(fault, allow)| match allow {
             Some(allow) => RelayRejection::Method(fault, allow),
             None => RelayRejection::Fault(fault),
-        }
-    })?;
-    let route = core.proxy.gate.route();
+        },
+    )?;
+    let route = context.proxy.gate.route();
     // An early check before the body arrives. The lease, taken after the body, decides.
     if !route.current.gate.is_open() {
         return Err(gate_closed());
@@ -136,18 +136,18 @@ const fn no_target() -> RelayRejection {
 
 /// Returns the engine's response, which may come before the whole request was read.
 async fn relay(
-    core: &Rc<RelayThreadContext>,
+    context: &Rc<RelayThreadContext>,
     socket: &Rc<RelaySocket>,
     exchange: &RelayExchangeGuard,
     head: &Parts,
     body: Incoming,
-    form: ApiSchema,
+    schema: ApiSchema,
 ) -> Result<Response<RelayBody<RelayMetricsObserver>>, RelayRejection> {
-    let settings = &core.proxy.settings;
-    let gathered = body::buffer_body(body, core, socket).await;
+    let settings = &context.proxy.settings;
+    let gathered = body::buffer_body(body, context, socket).await;
     let (body, upload) = gathered.map_err(RelayRejection::Fault)?;
     let (target, lease, part) = {
-        let route = core.proxy.gate.route();
+        let route = context.proxy.gate.route();
         let (lease, part) = route.current.take_lease().ok_or_else(gate_closed)?;
         let address = route.target.ok_or_else(no_target)?;
         exchange.set_generation(&route.current);
@@ -161,7 +161,7 @@ async fn relay(
         };
         (target, lease, part)
     };
-    core.traffic.add(ByteDirection::ToEngine, body.len());
+    context.traffic.add(ByteDirection::ToEngine, body.len());
     let path = head.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     let order = Exchange {
         now: Instant::now(),
@@ -173,7 +173,7 @@ async fn relay(
             request_id: None,
             body: body.into(),
             stream: false,
-            schema: form,
+            schema,
             inspection: ResponseInspection::StreamEnd,
         },
         upload,
@@ -185,16 +185,18 @@ async fn relay(
             idle: NO_TIMEOUT,
             exit_wait: Millis::ZERO,
         },
-        observer: RelayMetricsObserver { context: Rc::clone(core), tracker: part, stream_gauge: None },
+        observer: RelayMetricsObserver { context: Rc::clone(context), tracker: part, stream_gauge: None },
     };
-    relay::exchange(&core.pool, order).await.map_err(|failed| RelayRejection::Fault(failed.fault))
+    relay::exchange(&context.pool, order).await.map_err(|failed| RelayRejection::Fault(failed.fault))
 }
 
-fn rejection_response(proxy: &Proxy, refusal: RelayRejection, form: ApiSchema) -> Response<Bytes> {
+fn rejection_response(proxy: &Proxy, refusal: RelayRejection, schema: ApiSchema) -> Response<Bytes> {
     let (fault, mark) = match refusal {
         RelayRejection::Fault(fault) => (fault, None),
         RelayRejection::Method(fault, allow) => (fault, Some((header::ALLOW.as_str(), allow))),
-        RelayRejection::Marked(mark, why) => (Fault::StubNotServing { why: why.into() }, Some((mark, "1"))),
+        RelayRejection::Marked(mark, reason) => {
+            (Fault::StubNotServing { why: reason.into() }, Some((mark, "1")))
+        }
     };
     match mark {
         Some((GATED_HEADER, _)) => proxy.counts.gated.add(),
@@ -203,7 +205,7 @@ fn rejection_response(proxy: &Proxy, refusal: RelayRejection, form: ApiSchema) -
         // The engine did not respond, which is already counted as a failed exchange.
         _ => {}
     }
-    let mut response = error::response(&fault, form).map(|_| error::body(&fault, form));
+    let mut response = error::response(&fault, schema).map(|_| error::body(&fault, schema));
     if let Some((name, value)) = mark {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }

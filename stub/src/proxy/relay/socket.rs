@@ -117,8 +117,8 @@ impl RelaySocket {
 }
 
 impl RelayExchangeGuard {
-    pub(super) fn set_generation(&self, life: &Arc<GateGeneration>) {
-        *self.0.gate_generation.borrow_mut() = Some(Arc::clone(life));
+    pub(super) fn set_generation(&self, generation: &Arc<GateGeneration>) {
+        *self.0.gate_generation.borrow_mut() = Some(Arc::clone(generation));
     }
 }
 

@@ -23,9 +23,9 @@ struct CapturedOutput {
 
 impl Write for CapturedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let taken = bytes.len().min(self.most.unwrap_or(usize::MAX));
-        self.written.lock().unwrap().extend(&bytes[..taken]);
-        Ok(taken)
+        let written = bytes.len().min(self.most.unwrap_or(usize::MAX));
+        self.written.lock().unwrap().extend(&bytes[..written]);
+        Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -112,9 +112,9 @@ async fn an_output_that_fails_is_500_and_what_it_took_is_counted() {
     struct FailingOutput(usize);
     impl Write for FailingOutput {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let taken = bytes.len().min(self.0);
-            self.0 -= taken;
-            if taken == 0 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(taken) }
+            let written = bytes.len().min(self.0);
+            self.0 -= written;
+            if written == 0 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(written) }
         }
 
         fn flush(&mut self) -> io::Result<()> {

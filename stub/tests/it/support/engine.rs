@@ -113,20 +113,20 @@ impl ProbedHttpServer {
         let address = listener.local_addr().unwrap();
         let status = Arc::new(AtomicU16::new(status));
         let given = Arc::<Mutex<ProbeAnswers>>::default();
-        let (answers, noted) = (Arc::clone(&status), Arc::clone(&given));
-        let (tell, told) = std::sync::mpsc::channel();
+        let (answers, probes) = (Arc::clone(&status), Arc::clone(&given));
+        let (thread_tx, thread_rx) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            tell.send(ProcThread::current()).unwrap();
+            thread_tx.send(ProcThread::current()).unwrap();
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
                 let status = answers.load(Ordering::SeqCst);
                 // The client may have disconnected.
                 _ = stream.read(&mut [0; 1024]);
-                noted.lock().unwrap().note((200..300).contains(&status));
+                probes.lock().unwrap().note((200..300).contains(&status));
                 _ = write!(stream, "HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n");
             }
         });
-        Self { address, thread: told.recv().unwrap(), status, answers: given }
+        Self { address, thread: thread_rx.recv().unwrap(), status, answers: given }
     }
 
     pub(crate) fn set(&self, status: u16) {

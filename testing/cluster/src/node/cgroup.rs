@@ -20,8 +20,8 @@ pub(super) struct PodsCgroup {
 
 impl PodsCgroup {
     /// The cgroup of a cluster. The cluster's watchdog removes it if nothing else does.
-    pub(super) fn of_cluster(ground: &ClusterResources) -> Self {
-        Self { name: ground.name() }
+    pub(super) fn of_cluster(resources: &ClusterResources) -> Self {
+        Self { name: resources.name() }
     }
 
     /// Creates the kubelet's `cgroupRoot`, which must exist before the kubelet starts.

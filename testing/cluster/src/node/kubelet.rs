@@ -56,7 +56,7 @@ fn is_ready(node: &Object) -> bool {
 }
 
 /// The kubelet's configuration file. Settings that are not here have their defaults.
-fn configuration(ground: &ClusterResources, users: &ClusterUsers) -> Value {
+fn configuration(resources: &ClusterResources, users: &ClusterUsers) -> Value {
     let file = |name: &str| users.file(name).display().to_string();
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -68,7 +68,7 @@ fn configuration(ground: &ClusterResources, users: &ClusterUsers) -> Value {
         // The node has no systemd that could manage cgroups.
         "cgroupDriver": "cgroupfs",
         // Keep all Pod cgroups under one parent that can be found and removed.
-        "cgroupRoot": format!("/{}", ground.name()),
+        "cgroupRoot": format!("/{}", resources.name()),
         // When memory is short, this machine's other processes matter more than the node.
         "oomScoreAdj": 0,
         // A developer's machine may have swap.
@@ -85,7 +85,7 @@ fn configuration(ground: &ClusterResources, users: &ClusterUsers) -> Value {
 
         // Only the API server calls the kubelet, and it presents a certificate. The kubelet checks each user's rights
         // with the API server.
-        "address": ground.node_address().to_string(),
+        "address": resources.node_address().to_string(),
         "tlsCertFile": file(&format!("{SERVING_CERTIFICATE}.pem")),
         "tlsPrivateKeyFile": file(&format!("{SERVING_CERTIFICATE}.key")),
         "authentication": {

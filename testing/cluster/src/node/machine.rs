@@ -32,7 +32,7 @@ pub(super) struct NodeMachine {
 impl NodeMachine {
     /// Starts a machine with its files in `folder` and its Pods' output in `log`.
     pub(super) async fn start(
-        ground: &ClusterResources,
+        resources: &ClusterResources,
         folder: &Path,
         log: &Path,
         name: &str,
@@ -40,53 +40,58 @@ impl NodeMachine {
         for folder in [&folder.join("lib"), &folder.join("settings"), log] {
             fs::create_dir_all(folder)?;
         }
-        let (host, own) = (ground.uplink_address(), ground.node_address());
-        let part = ground.part_mark("node");
+        let (host_ip, node_ip) = (resources.uplink_address(), resources.node_address());
+        let part = resources.part_mark("node");
         let mut child = Command::new("unshare")
             .args(["--mount", "--propagation", "private", "--pid", "--fork", "--net", "--uts", "--ipc"])
             .args(["bash", "-c", include_str!("machine.sh"), "node"])
             .args([folder, log])
-            .args([name, &own.to_string(), &host.to_string()])
-            .env(CLUSTER_MARK_ENV, ground.mark())
+            .args([name, &node_ip.to_string(), &host_ip.to_string()])
+            .env(CLUSTER_MARK_ENV, resources.mark())
             .env(PART_MARK_ENV, &part)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(fs::File::create(ground.logs().join("node.log"))?)
+            .stderr(fs::File::create(resources.logs().join("node.log"))?)
             .process_group(0)
             .spawn()
             .context("unshare")?;
         let (stdin, stdout) =
             child.stdin.take().zip(child.stdout.take()).context("the node's process has no pipes")?;
         let process = ProcessGroup::from_child(child, format!("{PART_MARK_ENV}={part}"))?;
-        let mut made =
-            Self { process, stdin, pid: 0, veth: ground.veth_name(), cgroup: PodsCgroup::of_cluster(ground) };
+        let mut machine = Self {
+            process,
+            stdin,
+            pid: 0,
+            veth: resources.veth_name(),
+            cgroup: PodsCgroup::of_cluster(resources),
+        };
         let lines = BufReader::new(stdout).lines();
-        let error = match time::timeout(SET_UP_TIMEOUT, made.set_up(lines, ground)).await {
-            Ok(Ok(())) => return Ok(made),
+        let error = match time::timeout(SET_UP_TIMEOUT, machine.set_up(lines, resources)).await {
+            Ok(Ok(())) => return Ok(machine),
             Ok(Err(error)) => error,
             Err(_) => anyhow!("the setup timed out"),
         };
-        made.end().await;
-        let log = fs::read_to_string(ground.logs().join("node.log"))?;
+        machine.end().await;
+        let log = fs::read_to_string(resources.logs().join("node.log"))?;
         Err(error.context(format!("cannot create a node here: {}", log.trim())))
     }
 
     async fn set_up(
         &mut self,
         mut says: Lines<BufReader<ChildStdout>>,
-        ground: &ClusterResources,
+        resources: &ClusterResources,
     ) -> Result<()> {
-        let mut said = async || says.next_line().await?.context("the node's first process ended");
-        self.pid = said().await?.parse().context("cannot parse the pid of the node's first process")?;
+        let mut next_line = async || says.next_line().await?.context("the node's first process ended");
+        self.pid = next_line().await?.parse().context("cannot parse the pid of the node's first process")?;
         let pid = self.pid.to_string();
         let wire = self.veth.as_str();
         ip(&["link", "add", wire, "type", "veth", "peer", "name", "eth0", "netns", &pid]).await?;
-        ip(&["address", "add", &format!("{}/24", ground.uplink_address()), "dev", wire]).await?;
+        ip(&["address", "add", &format!("{}/24", resources.uplink_address()), "dev", wire]).await?;
         ip(&["link", "set", wire, "up"]).await?;
-        let (pods, node) = (format!("{}/24", ground.pod_subnet()), ground.node_address().to_string());
+        let (pods, node) = (format!("{}/24", resources.pod_subnet()), resources.node_address().to_string());
         ip(&["route", "add", &pods, "via", &node, "dev", wire]).await?;
         self.stdin.write_all(b"\n").await?;
-        let ready = said().await?;
+        let ready = next_line().await?;
         if ready != "ready" {
             bail!("the node's first process printed {ready:?}, not \"ready\"");
         }
@@ -112,10 +117,10 @@ impl NodeMachine {
     }
 }
 
-async fn ip(words: &[&str]) -> Result<()> {
-    let done = Command::new("ip").args(words).output().await.context("ip")?;
+async fn ip(args: &[&str]) -> Result<()> {
+    let done = Command::new("ip").args(args).output().await.context("ip")?;
     if !done.status.success() {
-        bail!("ip {}: {}", words.join(" "), String::from_utf8_lossy(&done.stderr).trim());
+        bail!("ip {}: {}", args.join(" "), String::from_utf8_lossy(&done.stderr).trim());
     }
     Ok(())
 }

@@ -34,35 +34,36 @@ const REQUIRED_PLUGINS: [&str; 3] = ["bridge", "host-local", "loopback"];
 /// Lists everything that is missing and how to get it.
 pub(super) fn check() -> Result<()> {
     let root = fs::metadata("/proc/self").context("/proc/self")?.uid() == 0;
-    let lacks =
+    let missing_requirements =
         missing(root, Path::new("/sys/fs/cgroup"), &env::var_os("PATH").unwrap_or_default(), plugin_folder());
-    if !lacks.is_empty() {
-        bail!("a node cannot run here. What is missing:\n  {}", lacks.join("\n  "));
+    if !missing_requirements.is_empty() {
+        bail!("a node cannot run here. What is missing:\n  {}", missing_requirements.join("\n  "));
     }
     Ok(())
 }
 
 fn missing(root: bool, cgroups: &Path, path: &OsStr, plugins: Option<PathBuf>) -> Vec<String> {
-    let mut lacks = Vec::new();
+    let mut missing_requirements = Vec::new();
     if !root {
-        lacks.push("root: a node creates namespaces, mounts and cgroups".to_owned());
+        missing_requirements.push("root: a node creates namespaces, mounts and cgroups".to_owned());
     }
     if !["cgroup.controllers", "memory/cgroup.procs"].iter().any(|file| cgroups.join(file).exists()) {
         let cgroups = cgroups.display();
-        lacks.push(format!("cgroups: {cgroups} has neither version 2 nor version 1's memory controller"));
+        missing_requirements
+            .push(format!("cgroups: {cgroups} has neither version 2 nor version 1's memory controller"));
     }
     for (program, package) in REQUIRED_PROGRAMS {
         if !env::split_paths(path).any(|folder| folder.join(program).exists()) {
-            lacks.push(format!("{program}: apt-get install {package}"));
+            missing_requirements.push(format!("{program}: apt-get install {package}"));
         }
     }
     if plugins.is_none() {
-        lacks.push(format!(
+        missing_requirements.push(format!(
             "CNI's plugins {}: apt-get install containernetworking-plugins",
             REQUIRED_PLUGINS.join(", ")
         ));
     }
-    lacks
+    missing_requirements
 }
 
 /// The folder with the CNI plugins.
@@ -79,20 +80,20 @@ mod tests {
     #[test]
     fn all_that_is_missing_is_said_at_once() {
         let nowhere = Path::new("/nowhere");
-        let lacks = missing(false, nowhere, nowhere.as_os_str(), None);
-        let named = |words: &str| lacks.iter().any(|line| line.contains(words));
+        let missing_requirements = missing(false, nowhere, nowhere.as_os_str(), None);
+        let named = |words: &str| missing_requirements.iter().any(|line| line.contains(words));
         for words in
             ["root", "cgroups", "apt-get install runc", "apt-get install containernetworking-plugins"]
         {
-            assert!(named(words), "{words} is not in {lacks:?}");
+            assert!(named(words), "{words} is not in {missing_requirements:?}");
         }
-        assert_eq!(lacks.len(), REQUIRED_PROGRAMS.len() + 3);
+        assert_eq!(missing_requirements.len(), REQUIRED_PROGRAMS.len() + 3);
 
         let here = tempfile::tempdir().unwrap();
         for program in REQUIRED_PROGRAMS.iter().map(|(program, _)| program).chain(&["cgroup.controllers"]) {
             fs::write(here.path().join(program), "").unwrap();
         }
-        let lacks = missing(true, here.path(), here.path().as_os_str(), Some(nowhere.into()));
-        assert_eq!(lacks, Vec::<String>::new());
+        let missing_requirements = missing(true, here.path(), here.path().as_os_str(), Some(nowhere.into()));
+        assert_eq!(missing_requirements, Vec::<String>::new());
     }
 }

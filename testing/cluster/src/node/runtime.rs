@@ -25,18 +25,18 @@ pub(super) fn image_name(program: &str) -> String {
 
 /// Starts containerd and returns when it answers.
 pub(super) async fn start(
-    ground: &ClusterResources,
+    resources: &ClusterResources,
     machine: &NodeMachine,
     folder: &Path,
 ) -> Result<ServerProcess> {
     let config = folder.join("containerd.toml");
     fs::write(&config, configuration(folder)?)?;
-    network(ground, folder)?;
+    network(resources, folder)?;
     let config = config.display().to_string();
     // The shims inherit this environment and outlive a killed containerd, so they must not carry its mark.
     let command = ["env", "-u", PART_MARK_ENV, "containerd", "--config", &config];
     let mut server =
-        ServerProcess::new(ground, "containerd", "nsenter".into(), machine.enter_command(command));
+        ServerProcess::new(resources, "containerd", "nsenter".into(), machine.enter_command(command));
     server.start()?;
     server.wait_until_ready(|| async { ctr(machine, &["version"]).await.is_ok() }).await?;
     Ok(server)
@@ -51,14 +51,14 @@ pub(super) async fn import(machine: &NodeMachine, archives: &Path, name: &str) -
     ctr(machine, &["images", "import", &archive.display().to_string()]).await
 }
 
-async fn ctr(machine: &NodeMachine, words: &[&str]) -> Result<()> {
+async fn ctr(machine: &NodeMachine, args: &[&str]) -> Result<()> {
     // The kubelet uses only this containerd namespace.
     let command =
-        ["ctr", "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io"].iter().chain(words).copied();
+        ["ctr", "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io"].iter().chain(args).copied();
     let done =
         Command::new("nsenter").args(machine.enter_command(command)).output().await.context("nsenter")?;
     if !done.status.success() {
-        bail!("ctr {}: {}", words.join(" "), String::from_utf8_lossy(&done.stderr).trim());
+        bail!("ctr {}: {}", args.join(" "), String::from_utf8_lossy(&done.stderr).trim());
     }
     Ok(())
 }
@@ -114,7 +114,7 @@ conf_dir = "{net}"
 
 /// Configures a bridge in the node's network with an address for each Pod. The node forwards between the bridge and the
 /// wire.
-fn network(ground: &ClusterResources, folder: &Path) -> Result<()> {
+fn network(resources: &ClusterResources, folder: &Path) -> Result<()> {
     let net = folder.join("net.d");
     fs::create_dir_all(&net)?;
     let bridge = json!({
@@ -128,7 +128,7 @@ fn network(ground: &ClusterResources, folder: &Path) -> Result<()> {
         "hairpinMode": true,
         "ipam": {
             "type": "host-local",
-            "ranges": [[{ "subnet": format!("{}/24", ground.pod_subnet()) }]],
+            "ranges": [[{ "subnet": format!("{}/24", resources.pod_subnet()) }]],
             "routes": [{ "dst": "0.0.0.0/0" }],
         },
     });

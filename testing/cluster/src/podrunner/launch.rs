@@ -78,7 +78,7 @@ impl ContainerLaunch<'_> {
     pub(super) fn main_command(&self, log: &File) -> Result<Command, ContainerStartError> {
         let environment = self.environment()?;
         let container = self.container;
-        let mut words: Vec<_> = container.command.iter().chain(&container.args).flatten().cloned().collect();
+        let mut argv: Vec<_> = container.command.iter().chain(&container.args).flatten().cloned().collect();
         if container.command.as_ref().is_none_or(Vec::is_empty) {
             let image = self.image.ok_or_else(|| {
                 let image = container.image.as_deref().unwrap_or_default();
@@ -87,24 +87,24 @@ impl ContainerLaunch<'_> {
                     format!("podrunner knows no image {image:?}, and there is no command"),
                 )
             })?;
-            words.insert(0, image.program.display().to_string());
+            argv.insert(0, image.program.display().to_string());
         }
-        self.command(&words, &environment, log)
+        self.command(&argv, &environment, log)
     }
 
     /// A command beside the process: a probe or a preStop hook.
-    pub(super) fn hook_command(&self, words: &[String], log: &File) -> Result<Command, ContainerStartError> {
-        self.command(words, &self.environment()?, log)
+    pub(super) fn hook_command(&self, argv: &[String], log: &File) -> Result<Command, ContainerStartError> {
+        self.command(argv, &self.environment()?, log)
     }
 
     fn command(
         &self,
-        words: &[String],
+        argv: &[String],
         env: &BTreeMap<String, String>,
         log: &File,
     ) -> Result<Command, ContainerStartError> {
-        let words: Vec<_> = words.iter().map(|word| self.resolve_paths(&expand(word, env))).collect();
-        let (program, args) = words
+        let argv: Vec<_> = argv.iter().map(|arg| self.resolve_paths(&expand(arg, env))).collect();
+        let (program, args) = argv
             .split_first()
             .ok_or_else(|| start_error("CreateContainerConfigError", "the command is empty".to_owned()))?;
         let program = match self.image {

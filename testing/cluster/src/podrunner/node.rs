@@ -250,8 +250,8 @@ impl RunningNode {
             "metadata": { "name": self.name },
             "spec": spec,
         });
-        let ours = PatchParams::apply("podrunner").force();
-        leases.patch(&self.name, &ours, &Patch::Apply(lease)).await.map(drop)
+        let patch_params = PatchParams::apply("podrunner").force();
+        leases.patch(&self.name, &patch_params, &Patch::Apply(lease)).await.map(drop)
     }
 
     /// Reports the node as ready after the controllers marked it otherwise.

@@ -119,14 +119,14 @@ impl PodWorker {
     }
 
     /// Runs the Pod on this node until it has ended.
-    pub(super) async fn run(mut self, mut wanted: watch::Receiver<ObservedPod>) {
+    pub(super) async fn run(mut self, mut pod_rx: watch::Receiver<ObservedPod>) {
         let mut link = self.node.link();
         // An error means that the node was dropped, and with it this task.
         if link.wait_for(|link| *link != NodeLink::Cut).await.is_err() {
             return;
         }
         self.admit();
-        self.observe(&wanted.borrow_and_update().clone());
+        self.observe(&pod_rx.borrow_and_update().clone());
         loop {
             self.advance().await;
             let ended = self.has_ended();
@@ -148,12 +148,12 @@ impl PodWorker {
                     }
                 }
                 // No events follow the object's deletion. An error means that the runner was dropped.
-                heard = wanted.changed(), if !cut && !self.deleted => {
-                    if heard.is_err() {
+                change = pod_rx.changed(), if !cut && !self.deleted => {
+                    if change.is_err() {
                         break;
                     }
-                    let seen = wanted.borrow_and_update().clone();
-                    self.observe(&seen);
+                    let observed = pod_rx.borrow_and_update().clone();
+                    self.observe(&observed);
                 }
                 _ = link.changed() => {}
                 () = time::sleep_until(alarm.unwrap_or_else(Instant::now)), if alarm.is_some() => {}
@@ -177,8 +177,8 @@ impl PodWorker {
     }
 
     /// Applies the Pod's object as the node sees it.
-    fn observe(&mut self, seen: &ObservedPod) {
-        let Some(pod) = seen else {
+    fn observe(&mut self, observed: &ObservedPod) {
+        let Some(pod) = observed else {
             self.deleted = true;
             self.terminate_within(MIN_GRACE);
             return;
@@ -207,15 +207,15 @@ impl PodWorker {
         }
     }
 
-    fn handle(&mut self, (place, run, happening): ContainerEvent) {
+    fn handle(&mut self, (index, run, kind): ContainerEvent) {
         let now = Instant::now();
         let pauses = self.context.restart_backoff;
-        let Some(container) = self.containers.get_mut(place).filter(|container| container.runs == run) else {
+        let Some(container) = self.containers.get_mut(index).filter(|container| container.runs == run) else {
             return;
         };
-        match happening {
+        match kind {
             ContainerEventKind::Exited(end) => container.record_exit(end, pauses, now),
-            ContainerEventKind::Probed(verdict) => self.handle_verdict(place, verdict),
+            ContainerEventKind::Probed(verdict) => self.handle_verdict(index, verdict),
         }
     }
 
@@ -237,10 +237,10 @@ impl PodWorker {
         if self.prepare_at > Instant::now() {
             return;
         }
-        let made =
+        let prepared =
             time::timeout(PREPARE_TIMEOUT, volume::prepare(&self.context.client, &self.pod, &self.folder))
                 .await;
-        let made = made.context("no answer").flatten().and_then(|mut prepared| {
+        let prepared = prepared.context("no answer").flatten().and_then(|mut prepared| {
             let account = self.pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone());
             let namespace = self.pod.namespace().unwrap_or_default();
             if let Some(token) = prepared.token() {
@@ -251,7 +251,7 @@ impl PodWorker {
             }
             Ok(prepared)
         });
-        match made {
+        match prepared {
             Ok(prepared) => self.prepared = Some(prepared),
             Err(error) => {
                 self.context.emit_warning(&self.pod, "FailedMount", &format!("{error:#}"));
@@ -274,21 +274,21 @@ impl PodWorker {
     fn start_containers(&mut self) {
         let policy = self.restart_policy();
         let initialized = self.containers.iter().any(|c| c.role == ContainerRole::Main && c.runs > 0);
-        for place in 0..self.containers.len() {
-            let Some(container) = self.containers.get(place) else { return };
+        for index in 0..self.containers.len() {
+            let Some(container) = self.containers.get(index) else { return };
             let role = container.role;
             if container.running().is_none()
                 && !(role == ContainerRole::Init && (container.is_ready() || initialized))
             {
                 if container.runs == 0 || container.should_restart(&policy) {
-                    self.start_when_due(place);
+                    self.start_when_due(index);
                 } else if role == ContainerRole::Init {
                     // The Pod fails with its init container.
                     self.terminate_within(self.grace());
                     return;
                 }
             }
-            let Some(container) = self.containers.get(place) else { return };
+            let Some(container) = self.containers.get(index) else { return };
             let serves = match role {
                 ContainerRole::Init => initialized || container.is_ready(),
                 ContainerRole::Sidecar => initialized || (container.running().is_some() && container.started),
@@ -306,11 +306,11 @@ impl PodWorker {
         }
     }
 
-    fn start_when_due(&mut self, place: usize) {
+    fn start_when_due(&mut self, index: usize) {
         let name = self.pod.name_any();
-        let Some(container) = self.containers.get_mut(place) else { return };
+        let Some(container) = self.containers.get_mut(index) else { return };
         if container.restart_at.is_none_or(|due| due <= Instant::now()) {
-            self.start_container(place);
+            self.start_container(index);
         } else if !matches!(container.state, RunState::Waiting { .. }) {
             container.set_backing_off(&name);
         }
@@ -318,11 +318,11 @@ impl PodWorker {
 
     /// Terminates the containers: first all but the sidecars, then the sidecars, last one first.
     fn terminate_containers(&mut self) {
-        let others =
+        let has_others =
             self.containers.iter().any(|c| c.role != ContainerRole::Sidecar && c.running().is_some());
         let Some(ending) = &self.termination else { return };
         let deadline = ending.started_at + ending.grace;
-        let chosen: Vec<_> = if others {
+        let chosen: Vec<_> = if has_others {
             let all = self.containers.iter().enumerate();
             all.filter(|(_, c)| c.role != ContainerRole::Sidecar && c.running().is_some())
                 .map(|(n, _)| n)
@@ -330,8 +330,8 @@ impl PodWorker {
         } else {
             self.containers.iter().rposition(|c| c.running().is_some()).into_iter().collect()
         };
-        for place in chosen {
-            self.stop_container(place, deadline);
+        for index in chosen {
+            self.stop_container(index, deadline);
         }
         if !self.containers.iter().any(|container| container.running().is_some()) {
             for container in self.containers.iter_mut().filter(|c| c.last_exit().is_none()) {
@@ -352,8 +352,8 @@ impl PodWorker {
         let killed = self.containers.iter().filter_map(PodContainer::running).filter_map(|run| run.kill_at);
         let due = self.containers.iter().filter_map(|container| container.restart_at).filter(|_| !ending);
         let prepare = Some(self.prepare_at).filter(|_| !ending);
-        let tell = Some(self.report_at).filter(|_| !self.deleted);
-        killed.chain(due).chain(prepare).chain(tell).filter(|at| *at > now).min()
+        let report = Some(self.report_at).filter(|_| !self.deleted);
+        killed.chain(due).chain(prepare).chain(report).filter(|at| *at > now).min()
     }
 
     fn restart_policy(&self) -> String {

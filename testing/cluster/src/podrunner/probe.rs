@@ -153,8 +153,8 @@ pub(super) async fn run_probe(
     kind: ProbeKind,
     probe: Probe,
     action: HandlerAction,
-    beside: impl Fn() -> Result<Command, String>,
-    told: mpsc::Sender<ProbeVerdict>,
+    hook_command: impl Fn() -> Result<Command, String>,
+    verdict_tx: mpsc::Sender<ProbeVerdict>,
 ) {
     let seconds = |value: Option<i32>, default: u64| {
         Duration::from_secs(value.and_then(|value| u64::try_from(value).ok()).unwrap_or(default))
@@ -169,7 +169,7 @@ pub(super) async fn run_probe(
     let (mut good, mut bad) = (0, 0);
     loop {
         ticks.tick().await;
-        let outcome = match time::timeout(timeout, action.run(&beside)).await {
+        let outcome = match time::timeout(timeout, action.run(&hook_command)).await {
             Ok(outcome) => outcome,
             Err(_) => Err(format!("no answer within {} s", timeout.as_secs())),
         };
@@ -184,7 +184,7 @@ pub(super) async fn run_probe(
         };
         if changed {
             believed = outcome.is_ok();
-            if told.send((kind, outcome)).await.is_err() || (kind == ProbeKind::Startup && believed) {
+            if verdict_tx.send((kind, outcome)).await.is_err() || (kind == ProbeKind::Startup && believed) {
                 return;
             }
         }

@@ -56,10 +56,10 @@ pub(super) async fn run(shared: Arc<RunnerContext>, mut orders: mpsc::Receiver<R
         let events = watcher(pods, watcher::Config::default()).default_backoff();
         events.map_ok(move |event| (namespace.clone(), event)).boxed()
     });
-    let ours = watcher::Config::default().labels(&format!("{RUNNER_LABEL}={}", shared.name));
-    let mut nodes = watcher(Api::<Node>::all(client.clone()), ours).default_backoff().boxed();
+    let own_nodes = watcher::Config::default().labels(&format!("{RUNNER_LABEL}={}", shared.name));
+    let mut nodes = watcher(Api::<Node>::all(client.clone()), own_nodes).default_backoff().boxed();
     let mut pods = stream::select_all(pods);
-    let mut keeper = RunLoop {
+    let mut run_loop = RunLoop {
         context: shared,
         pods: BTreeMap::new(),
         listed: BTreeMap::new(),
@@ -70,29 +70,29 @@ pub(super) async fn run(shared: Arc<RunnerContext>, mut orders: mpsc::Receiver<R
         retry_at: None,
     };
     loop {
-        let again = keeper.retry_at;
+        let again = run_loop.retry_at;
         tokio::select! {
             // Watches recover by themselves.
-            Some(seen) = pods.next() => match seen {
-                Ok((namespace, event)) => keeper.on_pod(&namespace, event),
-                Err(error) => keeper.context.log_line(&format!("watching Pods failed: {error}")),
+            Some(event) = pods.next() => match event {
+                Ok((namespace, event)) => run_loop.on_pod(&namespace, event),
+                Err(error) => run_loop.context.log_line(&format!("watching Pods failed: {error}")),
             },
-            Some(seen) = nodes.next() => match seen {
-                Ok(event) => keeper.on_node(event),
-                Err(error) => keeper.context.log_line(&format!("watching nodes failed: {error}")),
+            Some(event) = nodes.next() => match event {
+                Ok(event) => run_loop.on_node(event),
+                Err(error) => run_loop.context.log_line(&format!("watching nodes failed: {error}")),
             },
             Some(RunnerCommand::RenewLease(node)) = orders.recv() => {
-                let client = keeper.context.client.clone();
-                keeper.tasks.spawn(async move { node.renew_lease(&client).await });
+                let client = run_loop.context.client.clone();
+                run_loop.tasks.spawn(async move { node.renew_lease(&client).await });
             }
-            Some(ended) = keeper.tasks.join_next() => {
-                if let Err(error) = ended {
-                    keeper.context.log_line(&format!("a worker failed: {error}"));
+            Some(finished) = run_loop.tasks.join_next() => {
+                if let Err(error) = finished {
+                    run_loop.context.log_line(&format!("a worker failed: {error}"));
                 }
             }
             () = time::sleep_until(again.unwrap_or_else(Instant::now)), if again.is_some() => {}
         }
-        keeper.schedule().await;
+        run_loop.schedule().await;
     }
 }
 
@@ -108,9 +108,10 @@ impl RunLoop {
             }
             Event::InitDone => {
                 let listed = self.listed.remove(namespace).unwrap_or_default();
-                let here = self.pods.iter().filter(|(_, pod)| pod.namespace().as_deref() == Some(namespace));
+                let pods_here =
+                    self.pods.iter().filter(|(_, pod)| pod.namespace().as_deref() == Some(namespace));
                 let missing: Vec<_> =
-                    here.map(|(uid, _)| uid.clone()).filter(|uid| !listed.contains(uid)).collect();
+                    pods_here.map(|(uid, _)| uid.clone()).filter(|uid| !listed.contains(uid)).collect();
                 for uid in missing {
                     self.forget_pod(&uid);
                 }
@@ -138,8 +139,8 @@ impl RunLoop {
         }
         let pod = Arc::new(pod);
         self.pods.insert(uid.clone(), Arc::clone(&pod));
-        if let Some(told) = self.worker_txs.get(&uid) {
-            told.send_replace(Some(pod));
+        if let Some(worker_tx) = self.worker_txs.get(&uid) {
+            worker_tx.send_replace(Some(pod));
             return;
         }
         // A Pod that has ended and is not deleted needs no worker.
@@ -148,17 +149,17 @@ impl RunLoop {
         else {
             return;
         };
-        let (told, wanted) = watch::channel(Some(Arc::clone(&pod)));
-        self.worker_txs.insert(uid, told);
-        self.tasks.spawn(PodWorker::new(Arc::clone(&self.context), node, pod).run(wanted));
+        let (worker_tx, pod_rx) = watch::channel(Some(Arc::clone(&pod)));
+        self.worker_txs.insert(uid, worker_tx);
+        self.tasks.spawn(PodWorker::new(Arc::clone(&self.context), node, pod).run(pod_rx));
     }
 
     fn forget_pod(&mut self, uid: &str) {
         self.pods.remove(uid);
         self.bound.remove(uid);
-        if let Some(told) = self.worker_txs.remove(uid) {
+        if let Some(worker_tx) = self.worker_txs.remove(uid) {
             // A worker that has ended receives nothing.
-            told.send_replace(None);
+            worker_tx.send_replace(None);
         }
     }
 
@@ -169,15 +170,16 @@ impl RunLoop {
             .filter(|condition| condition.type_ == "Ready")
             .any(|condition| condition.status == "True");
         let name = node.name_any();
-        let ours = super::lock(&self.context.nodes).values().find(|ours| ours.name() == name).cloned();
-        let Some(ours) = ours.filter(|_| !ready) else { return };
+        let own_node =
+            super::lock(&self.context.nodes).values().find(|own_node| own_node.name() == name).cloned();
+        let Some(own_node) = own_node.filter(|_| !ready) else { return };
         let shared = Arc::clone(&self.context);
-        let mut link = ours.link();
+        let mut link = own_node.link();
         self.tasks.spawn(async move {
             if link.wait_for(|link| *link != NodeLink::Cut).await.is_ok()
-                && let Err(error) = ours.recover(&shared.client).await
+                && let Err(error) = own_node.recover(&shared.client).await
             {
-                shared.log_line(&format!("cannot report {} ready: {error}", ours.name()));
+                shared.log_line(&format!("cannot report {} ready: {error}", own_node.name()));
             }
         });
     }
@@ -192,7 +194,7 @@ impl RunLoop {
                 self.pods.values().map(AsRef::as_ref).filter(|pod| !is_waiting(pod)).collect();
             let done = match schedule::choose_node(&pod, self.nodes.values(), &placed) {
                 Ok(node) => self.bind(&pod, &node).await,
-                Err(why) => self.mark_unschedulable(&pod, &why).await,
+                Err(reason) => self.mark_unschedulable(&pod, &reason).await,
             };
             match done {
                 Ok(()) => {}
@@ -223,10 +225,10 @@ impl RunLoop {
         };
         let pods: Api<Pod> =
             Api::namespaced(self.context.client.clone(), &pod.namespace().unwrap_or_default());
-        let made: kube::core::Status =
+        let status: kube::core::Status =
             pods.create_subresource("binding", &name, &PostParams::default(), &binding).await?;
-        if made.is_failure() {
-            return Err(kube::Error::Api(Box::new(made)));
+        if status.is_failure() {
+            return Err(kube::Error::Api(Box::new(status)));
         }
         // Recorded before the watch reports it, so that the next Pod of this pass does not get the same devices.
         let mut bound = Pod::clone(pod);
@@ -236,10 +238,11 @@ impl RunLoop {
         Ok(())
     }
 
-    async fn mark_unschedulable(&mut self, pod: &Pod, why: &str) -> kube::Result<()> {
+    async fn mark_unschedulable(&mut self, pod: &Pod, reason: &str) -> kube::Result<()> {
         let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
         let mut before = conditions.filter(|condition| condition.type_ == "PodScheduled");
-        if before.any(|condition| condition.status == "False" && condition.message.as_deref() == Some(why)) {
+        if before.any(|condition| condition.status == "False" && condition.message.as_deref() == Some(reason))
+        {
             return Ok(());
         }
         let now = k8s_openapi::jiff::Timestamp::now().to_string();
@@ -247,17 +250,17 @@ impl RunLoop {
             "type": "PodScheduled",
             "status": "False",
             "reason": "Unschedulable",
-            "message": why,
+            "message": reason,
             "lastTransitionTime": now,
         });
         let patch = json!({ "metadata": { "uid": pod.uid() }, "status": { "conditions": [condition] } });
         let pods: Api<Pod> =
             Api::namespaced(self.context.client.clone(), &pod.namespace().unwrap_or_default());
-        let made =
+        let updated =
             pods.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Strategic(patch)).await?;
         // Recorded at once, so that it is not reported again before the watch shows it.
-        self.pods.insert(pod.uid().unwrap_or_default(), Arc::new(made));
-        self.context.emit_warning(pod, "FailedScheduling", why);
+        self.pods.insert(pod.uid().unwrap_or_default(), Arc::new(updated));
+        self.context.emit_warning(pod, "FailedScheduling", reason);
         Ok(())
     }
 }

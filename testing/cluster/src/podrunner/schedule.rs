@@ -117,12 +117,13 @@ fn pods_on<'a>(node: &Node, placed: &'a [&Pod]) -> impl Iterator<Item = &'a Pod>
 /// The sum of the affinity weights that favor this node.
 fn affinity_weight(pod: &Pod, node: &Node, placed: &[&Pod]) -> i32 {
     let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref()?.pod_affinity.as_ref());
-    let terms = affinity.and_then(|own| own.preferred_during_scheduling_ignored_during_execution.as_ref());
+    let terms = affinity
+        .and_then(|pod_affinity| pod_affinity.preferred_during_scheduling_ignored_during_execution.as_ref());
     let draws = |term: &&WeightedPodAffinityTerm| {
         let PodAffinityTerm { topology_key, label_selector, .. } = &term.pod_affinity_term;
-        let wanted = label_selector.as_ref().and_then(|selector| selector.match_labels.as_ref());
-        let Some(wanted) = wanted.filter(|_| topology_key == HOSTNAME_LABEL) else { return false };
-        let fits = |other: &Pod| wanted.iter().all(|(key, value)| other.labels().get(key) == Some(value));
+        let labels = label_selector.as_ref().and_then(|selector| selector.match_labels.as_ref());
+        let Some(labels) = labels.filter(|_| topology_key == HOSTNAME_LABEL) else { return false };
+        let fits = |other: &Pod| labels.iter().all(|(key, value)| other.labels().get(key) == Some(value));
         pods_on(node, placed).any(|other| other.namespace() == pod.namespace() && fits(other))
     };
     terms.into_iter().flatten().filter(draws).map(|term| term.weight).sum()
@@ -188,23 +189,22 @@ fn matches_selector(spec: &PodSpec, node: &Node) -> bool {
 
 fn matches_term(term: &NodeSelectorTerm, node: &Node) -> bool {
     let name = node.name_any();
-    let by_label = term.match_expressions.iter().flatten().all(|wanted| {
-        let value = node.labels().get(&wanted.key);
-        matches_requirement(wanted, value.map(String::as_str))
+    let by_label = term.match_expressions.iter().flatten().all(|requirement| {
+        let value = node.labels().get(&requirement.key);
+        matches_requirement(requirement, value.map(String::as_str))
     });
     // The only field: DaemonSet Pods name their nodes with it.
-    let by_field =
-        term.match_fields.iter().flatten().all(|wanted| {
-            matches_requirement(wanted, (wanted.key == "metadata.name").then_some(name.as_str()))
-        });
+    let by_field = term.match_fields.iter().flatten().all(|requirement| {
+        matches_requirement(requirement, (requirement.key == "metadata.name").then_some(name.as_str()))
+    });
     by_label && by_field
 }
 
-fn matches_requirement(wanted: &NodeSelectorRequirement, value: Option<&str>) -> bool {
-    let among = value.is_some_and(|value| wanted.values.iter().flatten().any(|one| one == value));
+fn matches_requirement(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+    let among = value.is_some_and(|value| requirement.values.iter().flatten().any(|one| one == value));
     let number = |text: Option<&str>| text.and_then(|text| text.parse::<i64>().ok());
-    let bound = number(wanted.values.iter().flatten().next().map(String::as_str));
-    match wanted.operator.as_str() {
+    let bound = number(requirement.values.iter().flatten().next().map(String::as_str));
+    match requirement.operator.as_str() {
         "In" => among,
         "NotIn" => !among,
         "Exists" => value.is_some(),

@@ -182,11 +182,11 @@ impl PreparedPod {
     pub(super) fn update_downward_files(&self, pod: &Pod) -> io::Result<()> {
         for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
             let Some(folder) = self.volumes.get(&volume.name) else { continue };
-            let own = volume.downward_api.iter().flat_map(|source| source.items.iter().flatten());
+            let downward_items = volume.downward_api.iter().flat_map(|source| source.items.iter().flatten());
             let sources = volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten());
             let projected = sources.filter_map(|source| source.downward_api.as_ref());
             let projected = projected.flat_map(|source| source.items.iter().flatten());
-            for (path, bytes) in own.chain(projected).filter_map(|item| downward_file(pod, item)) {
+            for (path, bytes) in downward_items.chain(projected).filter_map(|item| downward_file(pod, item)) {
                 if fs::read(folder.join(&path)).ok().as_ref() != Some(&bytes) {
                     write_atomically(folder, &path, &bytes)?;
                 }
@@ -231,10 +231,13 @@ impl PreparedPod {
                 if let Some(source) = &source.downward_api {
                     files.extend(source.items.iter().flatten().filter_map(|item| downward_file(pod, item)));
                 }
-                if let Some(wanted) = &source.service_account_token {
-                    files.insert(wanted.path.clone(), request_token(client, pod, wanted).await?.into_bytes());
-                    if wanted.audience.is_none() {
-                        self.token = Some(folder.join(&wanted.path));
+                if let Some(projection) = &source.service_account_token {
+                    files.insert(
+                        projection.path.clone(),
+                        request_token(client, pod, projection).await?.into_bytes(),
+                    );
+                    if projection.audience.is_none() {
+                        self.token = Some(folder.join(&projection.path));
                     }
                 }
             }
@@ -279,7 +282,11 @@ fn downward_file(pod: &Pod, item: &DownwardAPIVolumeFile) -> Option<(String, Vec
 }
 
 /// Requests a token that is valid as long as the Pod's object exists.
-async fn request_token(client: &Client, pod: &Pod, wanted: &ServiceAccountTokenProjection) -> Result<String> {
+async fn request_token(
+    client: &Client,
+    pod: &Pod,
+    projection: &ServiceAccountTokenProjection,
+) -> Result<String> {
     let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone());
     let account = account.unwrap_or_else(|| "default".to_owned());
     let bound = BoundObjectReference {
@@ -290,15 +297,15 @@ async fn request_token(client: &Client, pod: &Pod, wanted: &ServiceAccountTokenP
     };
     let request = TokenRequest {
         spec: TokenRequestSpec {
-            audiences: wanted.audience.iter().cloned().collect(),
+            audiences: projection.audience.iter().cloned().collect(),
             bound_object_ref: Some(bound),
-            expiration_seconds: wanted.expiration_seconds,
+            expiration_seconds: projection.expiration_seconds,
         },
         ..TokenRequest::default()
     };
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
-    let made = accounts.create_token_request(&account, &PostParams::default(), &request).await?;
-    Ok(made.status.context("the token request returned no token")?.token)
+    let response = accounts.create_token_request(&account, &PostParams::default(), &request).await?;
+    Ok(response.status.context("the token request returned no token")?.token)
 }
 
 /// Replaces the file atomically: readers see the old or the new bytes.
@@ -307,7 +314,7 @@ fn write_atomically(folder: &Path, path: &str, bytes: &[u8]) -> io::Result<()> {
     if let Some(parent) = file.parent() {
         fs::create_dir_all(parent)?;
     }
-    let draft = folder.join(format!(".{}.new", path.replace('/', "-")));
-    fs::write(&draft, bytes)?;
-    fs::rename(draft, file)
+    let temporary = folder.join(format!(".{}.new", path.replace('/', "-")));
+    fs::write(&temporary, bytes)?;
+    fs::rename(temporary, file)
 }

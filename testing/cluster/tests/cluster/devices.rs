@@ -107,11 +107,11 @@ async fn containers_of_a_pod_have_the_devices_they_asked_for_and_no_others() {
     spec["containers"] = json!(containers);
     let made = pod(&namespace, "shares", spec).await;
     until(&namespace, "shares", "its end", |pod| phase(pod) == "Succeeded").await;
-    let said = |name: &str| runner.log(&made, name, 0).unwrap().trim().to_owned();
+    let log_of = |name: &str| runner.log(&made, name, 0).unwrap().trim().to_owned();
     let all: Vec<_> = runner.node("a").devices().into_iter().map(|(id, _)| id).collect();
-    assert_eq!(said("one"), all[0]);
-    assert_eq!(said("none"), "");
-    assert_eq!(said("two"), all[1..].join(","));
+    assert_eq!(log_of("one"), all[0]);
+    assert_eq!(log_of("none"), "");
+    assert_eq!(log_of("two"), all[1..].join(","));
 }
 
 /// The race of dual pods: the object is deleted, the next Pod has the device, and the first Pod's process still runs.

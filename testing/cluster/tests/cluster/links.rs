@@ -28,13 +28,13 @@ async fn a_link_is_held_let_go_and_cut_and_others_are_not() {
     assert_eq!((link.traffic().accepted, other.traffic().accepted), (1, 1));
 
     link.set(LinkMode::Hold);
-    let mut held = std::pin::pin!(maps.list(&list));
-    assert!(timeout(A_WHILE, &mut held).await.is_err(), "an answer came over a link that is held");
+    let mut pending_list = std::pin::pin!(maps.list(&list));
+    assert!(timeout(A_WHILE, &mut pending_list).await.is_err(), "an answer came over a link that is held");
     let traffic = link.until("a piece that is held", |traffic| traffic.held > 0).await.unwrap();
     assert_eq!(link.traffic(), traffic, "what is held goes nowhere");
     others.list(&list).await.unwrap();
     link.set(LinkMode::Pass);
-    timeout(WAIT_TIMEOUT, held).await.expect("it is still held").unwrap();
+    timeout(WAIT_TIMEOUT, pending_list).await.expect("it is still held").unwrap();
     let after = link.until("the answer", |now| now.to_client > traffic.to_client).await.unwrap();
     assert!(after.held == 0 && after.to_server > traffic.to_server, "{after:?}");
     assert_eq!(link.traffic().accepted, 1, "the connection that was held is the one that went on");

@@ -20,7 +20,7 @@ const HEAD: &str = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
 async fn launcher(answers: Vec<String>) -> (SocketAddr, Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let (sender, asked) = mpsc::channel(100);
+    let (requests_tx, requests) = mpsc::channel(100);
     tokio::spawn(async move {
         let mut open = Vec::new();
         for answer in answers {
@@ -28,7 +28,7 @@ async fn launcher(answers: Vec<String>) -> (SocketAddr, Receiver<String>) {
             let mut head = vec![0; 4096];
             let length = stream.read(&mut head).await.unwrap();
             let text = String::from_utf8_lossy(head.get(..length).unwrap()).into_owned();
-            sender.send(text).await.unwrap();
+            requests_tx.send(text).await.unwrap();
             // A client that has read enough hangs up.
             stream.write_all(answer.as_bytes()).await.ok();
             // A stream whose body has not ended stays open.
@@ -38,7 +38,7 @@ async fn launcher(answers: Vec<String>) -> (SocketAddr, Receiver<String>) {
         }
         std::future::pending::<()>().await;
     });
-    (address, asked)
+    (address, requests)
 }
 
 fn whole(status: &str, body: &str) -> String {
@@ -67,12 +67,12 @@ fn line(kind: &str, id: &str) -> String {
 }
 
 fn watch(address: SocketAddr) -> (Receiver<String>, JoinHandle<()>) {
-    let (told, seen) = mpsc::channel(1);
+    let (tx, events) = mpsc::channel(1);
     let task = tokio::spawn(async move {
         let launcher = LauncherClient::new(address, None, 7);
-        launcher.watch(told, |seen| named(&seen)).await;
+        launcher.watch(tx, |seen| named(&seen)).await;
     });
-    (seen, task)
+    (events, task)
 }
 
 fn named(seen: &LauncherWatchEvent) -> String {
@@ -104,17 +104,17 @@ async fn a_stream_begins_with_the_number_of_the_list_and_unknown_news_are_passed
         line("STOPPED", "a"),
         line("DELETED", "a"),
     ];
-    let (address, mut asked) = launcher(vec![list(17, &["a"]), stream(&lines, false), revision(19)]).await;
-    let (mut seen, task) = watch(address);
+    let (address, mut requests) = launcher(vec![list(17, &["a"]), stream(&lines, false), revision(19)]).await;
+    let (mut events, task) = watch(address);
     for expected in ["listed a", "created b", "updated b", "stopped a Some(-9)", "deleted a"] {
-        assert_eq!(next(&mut seen).await, expected);
+        assert_eq!(next(&mut events).await, expected);
     }
-    assert!(next(&mut asked).await.starts_with("GET /v2/vllm/instances HTTP/1.1\r\n"));
-    let second = next(&mut asked).await;
+    assert!(next(&mut requests).await.starts_with("GET /v2/vllm/instances HTTP/1.1\r\n"));
+    let second = next(&mut requests).await;
     assert!(second.starts_with("GET /v2/vllm/instances/watch?since=17&ready=true HTTP/1.1\r\n"), "{second}");
     assert!(second.contains("x-rouse-epoch: 7\r\n"), "{second}");
     // The watch hangs up when its receiver closes, even without events.
-    drop(seen);
+    drop(events);
     time::timeout(LONG, task).await.unwrap().unwrap();
 }
 
@@ -131,13 +131,13 @@ async fn a_number_that_is_not_kept_any_more_leads_to_another_list_and_to_no_loss
         stream(&[line("CREATED", "c")], false),
         revision(2000),
     ];
-    let (address, mut asked) = launcher(answers).await;
-    let (mut seen, _task) = watch(address);
+    let (address, mut requests) = launcher(answers).await;
+    let (mut events, _task) = watch(address);
     for expected in ["listed a", "lost", "listed a b", "created c"] {
-        assert_eq!(next(&mut seen).await, expected);
+        assert_eq!(next(&mut events).await, expected);
     }
     for since in ["", "/watch?since=1&", "?detail=false ", "", "/watch?since=1&", "", "/watch?since=2000&"] {
-        let asked = next(&mut asked).await;
+        let asked = next(&mut requests).await;
         assert!(asked.starts_with(&format!("GET /v2/vllm/instances{since}")), "{asked}: {since}");
     }
 }
@@ -154,9 +154,9 @@ async fn a_launcher_that_is_started_anew_between_its_list_and_its_stream_is_list
         revision(2),
     ];
     let (address, _asked) = launcher(answers).await;
-    let (mut seen, _task) = watch(address);
+    let (mut events, _task) = watch(address);
     for expected in ["lost", "listed b", "created c"] {
-        assert_eq!(next(&mut seen).await, expected);
+        assert_eq!(next(&mut events).await, expected);
     }
 }
 
@@ -174,9 +174,9 @@ async fn a_launcher_that_is_not_to_be_understood_is_lost_and_nothing_of_it_is_ke
             revision(2),
         ];
         let (address, _asked) = launcher(answers).await;
-        let (mut seen, _task) = watch(address);
+        let (mut events, _task) = watch(address);
         for expected in ["lost", "listed a", "lost", "listed "] {
-            assert_eq!(next(&mut seen).await, expected);
+            assert_eq!(next(&mut events).await, expected);
         }
     }
 }
@@ -191,16 +191,16 @@ async fn an_engine_whose_launcher_does_not_say_so_is_seen_to_answer() {
     let instances = json!({"revision": 1, "instances": [object("a", "stopped")]});
     let answers = vec![whole("200 OK", &instances.to_string()), stream(&[came], false), revision(2)];
     let (address, _asked) = launcher(answers).await;
-    let (mut seen, _task) = watch(address);
+    let (mut events, _task) = watch(address);
     for expected in ["listed a", "created b"] {
-        assert_eq!(next(&mut seen).await, expected);
+        assert_eq!(next(&mut events).await, expected);
     }
     // The engine loads at first.
     for (status, body) in [("503 Loading", ""), ("200 OK", ""), ("200 OK", r#"{"is_sleeping":false}"#)] {
         let (mut stream, _) = engine.accept().await.unwrap();
-        assert!(seen.try_recv().is_err(), "it has not answered yet");
+        assert!(events.try_recv().is_err(), "it has not answered yet");
         assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
         stream.write_all(whole(status, body).as_bytes()).await.unwrap();
     }
-    assert_eq!(next(&mut seen).await, "updated b", "and not the one that does not run");
+    assert_eq!(next(&mut events).await, "updated b", "and not the one that does not run");
 }

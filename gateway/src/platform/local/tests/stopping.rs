@@ -27,12 +27,12 @@ fn lives(pid: i32) -> bool {
 async fn an_engine_that_ignores_the_polite_order_is_killed_after_its_grace_with_all_it_started() {
     let folder = tempfile::tempdir().unwrap();
     let model = with_worker(folder.path(), "while :; do sleep 5; done");
-    let mut world = LocalPlatformHarness::new(vec![model]);
-    world.launch("m");
+    let mut harness = LocalPlatformHarness::new(vec![model]);
+    harness.launch("m");
     let worker = worker(folder.path()).await;
     let asked = time::Instant::now();
-    world.stop("m", Millis(300));
-    assert_eq!(world.gone("m").await, FailureCause::Stopped);
+    harness.stop("m", Millis(300));
+    assert_eq!(harness.gone("m").await, FailureCause::Stopped);
     assert!(time::Instant::now() - asked >= Duration::from_millis(300));
     assert!(!lives(worker));
 }
@@ -40,21 +40,22 @@ async fn an_engine_that_ignores_the_polite_order_is_killed_after_its_grace_with_
 #[tokio::test]
 async fn a_second_order_to_stop_may_be_less_patient() {
     let folder = tempfile::tempdir().unwrap();
-    let mut world = LocalPlatformHarness::new(vec![with_worker(folder.path(), "while :; do sleep 5; done")]);
-    world.launch("m");
+    let mut harness =
+        LocalPlatformHarness::new(vec![with_worker(folder.path(), "while :; do sleep 5; done")]);
+    harness.launch("m");
     worker(folder.path()).await;
-    world.stop("m", Millis::secs(600));
-    world.stop("m", Millis::ZERO);
-    assert_eq!(world.gone("m").await, FailureCause::Stopped);
+    harness.stop("m", Millis::secs(600));
+    harness.stop("m", Millis::ZERO);
+    assert_eq!(harness.gone("m").await, FailureCause::Stopped);
 }
 
 #[tokio::test]
 async fn workers_that_outlive_their_engine_are_killed_before_it_is_said_to_be_gone() {
     let folder = tempfile::tempdir().unwrap();
     let rest = "while [ ! -e $0 ]; do sleep 0.01; done; exit 3";
-    let mut world = LocalPlatformHarness::new(vec![with_worker(folder.path(), rest)]);
-    world.launch("m");
-    assert_eq!(world.gone("m").await, FailureCause::Exited(3));
+    let mut harness = LocalPlatformHarness::new(vec![with_worker(folder.path(), rest)]);
+    harness.launch("m");
+    assert_eq!(harness.gone("m").await, FailureCause::Exited(3));
     assert!(!lives(worker(folder.path()).await));
 }
 
@@ -64,10 +65,10 @@ async fn a_worker_that_left_the_group_is_found_by_its_mark() {
     let pid = folder.path().join("worker");
     let text = "setsid sh -c 'echo $$ > $0.new; mv $0.new $0; exec sleep 1000' $0 & wait";
     let model = script("m", &["sh", "-c", text, pid.to_str().unwrap()]);
-    let mut world = LocalPlatformHarness::new(vec![model]);
-    world.launch("m");
+    let mut harness = LocalPlatformHarness::new(vec![model]);
+    harness.launch("m");
     let worker = worker(folder.path()).await;
-    world.stop("m", Millis::secs(5));
-    assert_eq!(world.gone("m").await, FailureCause::Stopped);
+    harness.stop("m", Millis::secs(5));
+    assert_eq!(harness.gone("m").await, FailureCause::Stopped);
     assert!(!lives(worker));
 }

@@ -23,14 +23,14 @@ fn cost(take: impl Fn(u32)) -> u128 {
 
 /// The cost of a choice among loaded engines, with or without a key. The load rules out shortcuts.
 fn choice(engines: u32, keyed: bool) -> u128 {
-    let lots = Rng::seeded(1);
+    let rng = Rng::seeded(1);
     let route = route(endpoints(0..engines));
-    let held: Vec<_> = (0..engines * 8).map(|_| taken(&route, &wanted(&lots))).collect();
+    let held_leases: Vec<_> = (0..engines * 8).map(|_| taken(&route, &wanted(&rng))).collect();
     let each = cost(|key| {
         let prefix = keyed.then(|| u64::from(key).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        black_box(route.take_lease(&EndpointCriteria { prefix, ..wanted(&lots) }));
+        black_box(route.take_lease(&EndpointCriteria { prefix, ..wanted(&rng) }));
     });
-    drop(held);
+    drop(held_leases);
     println!("{engines} engines, {}: {each} ns", if keyed { "a key" } else { "no key" });
     each
 }

@@ -51,10 +51,10 @@ impl BalancerSimulation {
     }
 
     /// Runs for `span`, with one request every `every`.
-    fn run(&mut self, span: Millis, every: Millis, treats: impl Fn(usize, u64) -> EngineBehavior) {
+    fn run(&mut self, span: Millis, every: Millis, behavior: impl Fn(usize, u64) -> EngineBehavior) {
         let end = self.now + span;
         while self.now < end {
-            self.arrive(&treats);
+            self.arrive(&behavior);
             let until = self.now + every;
             while let Some(Reverse((at, index))) = self.ends.peek().copied().filter(|r| r.0.0 <= until) {
                 self.ends.pop();
@@ -67,7 +67,7 @@ impl BalancerSimulation {
         }
     }
 
-    fn arrive(&mut self, treats: impl Fn(usize, u64) -> EngineBehavior) {
+    fn arrive(&mut self, behavior: impl Fn(usize, u64) -> EngineBehavior) {
         let prefix = self.keyed.then(|| self.lots.next_u64());
         let now = || self.now;
         let wanted = EndpointCriteria { prefix, now: &now, ..wanted(&self.lots) };
@@ -77,24 +77,24 @@ impl BalancerSimulation {
         };
         let at = endpoint.engine.replica as usize;
         *self.got.get_mut(at).unwrap() += 1;
-        let treats = treats(at, self.lots.next_u64());
-        let span = match treats {
+        let behavior = behavior(at, self.lots.next_u64());
+        let span = match behavior {
             EngineBehavior::Answers(_, span) | EngineBehavior::Swallows(span) => span,
             EngineBehavior::Refuses => Millis(1),
         };
         self.ends.push(Reverse((self.now + span, self.open.len())));
-        self.open.push(Some((OutlierReporter::new(endpoint, self.now), at, lease, treats)));
+        self.open.push(Some((OutlierReporter::new(endpoint, self.now), at, lease, behavior)));
     }
 
-    fn end(&self, (mut witness, at, lease, treats): (OutlierReporter, usize, Lease, EngineBehavior)) {
+    fn end(&self, (mut reporter, at, lease, behavior): (OutlierReporter, usize, Lease, EngineBehavior)) {
         let now = || self.now;
-        let fault = match treats {
+        let fault = match behavior {
             EngineBehavior::Answers(status, _) => {
-                witness.head(StatusCode::from_u16(status).unwrap(), now);
+                reporter.head(StatusCode::from_u16(status).unwrap(), now);
                 // A gate records this with its own clock, but this test's time is virtual.
                 self.route.endpoints.get(at).unwrap().activity.note_progress(self.now);
-                witness.first_byte(now);
-                witness.ended(&ExchangeOutcome::Complete, now);
+                reporter.first_byte(now);
+                reporter.ended(&ExchangeOutcome::Complete, now);
                 return;
             }
             EngineBehavior::Refuses => Fault::EngineUnreachable { model: "m".into() },
@@ -102,7 +102,7 @@ impl BalancerSimulation {
                 Fault::EngineTimeout { model: "m".into(), timeout: ExchangeTimeout::FirstByte, limit }
             }
         };
-        witness.ended(&ExchangeOutcome::Failed(fault), now);
+        reporter.ended(&ExchangeOutcome::Failed(fault), now);
         drop(lease);
     }
 
@@ -119,7 +119,7 @@ impl BalancerSimulation {
 #[test]
 fn load_alone_leaves_nothing_out() {
     for seed in 0..40 {
-        let mut world = BalancerSimulation::new(seed, 2 + u32::try_from(seed % 4).unwrap(), Some(40));
+        let mut simulation = BalancerSimulation::new(seed, 2 + u32::try_from(seed % 4).unwrap(), Some(40));
         let overload = |_: usize, lot: u64| match lot % 100 {
             0..25 => EngineBehavior::Answers(503, Millis(lot % 50)),
             25..45 => EngineBehavior::Answers(429, Millis(lot % 50)),
@@ -130,8 +130,8 @@ fn load_alone_leaves_nothing_out() {
             70..90 => EngineBehavior::Swallows(Millis::secs(30)),
             _ => EngineBehavior::Answers(200, Millis(lot % 29_000)),
         };
-        world.run(Millis::secs(240), Millis(20), overload);
-        assert!(world.parked > 0 && world.max_ejected == 0, "{:?}", world.ejected());
+        simulation.run(Millis::secs(240), Millis(20), overload);
+        assert!(simulation.parked > 0 && simulation.max_ejected == 0, "{:?}", simulation.ejected());
     }
 }
 
@@ -139,14 +139,14 @@ fn load_alone_leaves_nothing_out() {
 #[test]
 fn an_engine_that_only_says_it_is_overloaded_is_not_left_out() {
     for seed in 0..6 {
-        let mut world = BalancerSimulation::new(seed, 3, None);
-        let treats = |at: usize, _: u64| match at {
+        let mut simulation = BalancerSimulation::new(seed, 3, None);
+        let behavior = |at: usize, _: u64| match at {
             0 => EngineBehavior::Answers(503, Millis(1)),
             1 => EngineBehavior::Answers(200, Millis::secs(100)),
             _ => EngineBehavior::Answers(200, Millis(100)),
         };
-        world.run(Millis::secs(300), Millis(50), treats);
-        assert_eq!(world.max_ejected, 0);
+        simulation.run(Millis::secs(300), Millis(50), behavior);
+        assert_eq!(simulation.max_ejected, 0);
     }
 }
 
@@ -158,22 +158,22 @@ fn an_engine_that_fails_gets_few_requests_and_its_share_again_once_it_recovers()
         EngineBehavior::Swallows(Millis::secs(5)),
     ];
     for (seed, bad) in (0..).zip(kinds.into_iter().cycle().take(12)) {
-        let mut world = BalancerSimulation::new(seed, 4, None);
+        let mut simulation = BalancerSimulation::new(seed, 4, None);
         let good = |lot: u64| EngineBehavior::Answers(200, Millis(50 + lot % 100));
         let broken = |at: usize, lot: u64| if at == 2 { bad } else { good(lot) };
         // Until its ejection the engine gets its share at most: failures are quick, or pile up as leases.
-        world.run(Millis::secs(6), Millis(5), broken);
-        assert_eq!(world.ejected(), [false, false, true, false], "{seed}");
-        let (before, all) = (world.got[2], world.all());
-        world.run(Millis::secs(120), Millis(5), broken);
-        let (got, of) = (world.got[2] - before, world.all() - all);
+        simulation.run(Millis::secs(6), Millis(5), broken);
+        assert_eq!(simulation.ejected(), [false, false, true, false], "{seed}");
+        let (before, all) = (simulation.got[2], simulation.all());
+        simulation.run(Millis::secs(120), Millis(5), broken);
+        let (got, of) = (simulation.got[2] - before, simulation.all() - all);
         assert!(got * 1000 < of, "{got} of {of}");
-        assert_eq!((world.parked, world.max_ejected), (0, 1));
-        world.run(Millis::secs(400), Millis(20), |_, lot| good(lot));
-        assert_eq!(world.ejected(), [false; 4]);
-        let (before, all) = (world.got[2], world.all());
-        world.run(Millis::secs(60), Millis(20), |_, lot| good(lot));
-        let share = (world.got[2] - before) * 100 / (world.all() - all);
+        assert_eq!((simulation.parked, simulation.max_ejected), (0, 1));
+        simulation.run(Millis::secs(400), Millis(20), |_, lot| good(lot));
+        assert_eq!(simulation.ejected(), [false; 4]);
+        let (before, all) = (simulation.got[2], simulation.all());
+        simulation.run(Millis::secs(60), Millis(20), |_, lot| good(lot));
+        let share = (simulation.got[2] - before) * 100 / (simulation.all() - all);
         assert!((15..35).contains(&share), "{share} %");
     }
 }
@@ -181,11 +181,12 @@ fn an_engine_that_fails_gets_few_requests_and_its_share_again_once_it_recovers()
 #[test]
 fn at_most_half_are_left_out_and_the_others_go_on_although_all_fail() {
     for (seed, engines) in [(0, 2), (1, 2), (2, 3), (3, 3), (4, 5), (5, 8)] {
-        let mut world = BalancerSimulation::new(seed, engines, None);
-        world.run(Millis::secs(60), Millis(10), |_, _| EngineBehavior::Refuses);
-        assert_eq!((world.max_ejected, world.parked), (engines as usize / 2, 0));
+        let mut simulation = BalancerSimulation::new(seed, engines, None);
+        simulation.run(Millis::secs(60), Millis(10), |_, _| EngineBehavior::Refuses);
+        assert_eq!((simulation.max_ejected, simulation.parked), (engines as usize / 2, 0));
         // The last engine returns too, whichever was ejected.
-        world.run(Millis::secs(400), Millis(20), |_, lot| EngineBehavior::Answers(200, Millis(lot % 100)));
-        assert_eq!(world.ejected(), vec![false; engines as usize]);
+        simulation
+            .run(Millis::secs(400), Millis(20), |_, lot| EngineBehavior::Answers(200, Millis(lot % 100)));
+        assert_eq!(simulation.ejected(), vec![false; engines as usize]);
     }
 }

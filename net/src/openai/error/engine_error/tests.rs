@@ -32,8 +32,8 @@ fn what_is_no_json_is_told_by_its_status() {
 }
 
 /// The data of the rendered events, parsed.
-fn rendered_events(body: &str, form: ApiSchema) -> Vec<Value> {
-    let event = event(StatusCode::BAD_REQUEST, body.as_bytes(), form);
+fn rendered_events(body: &str, schema: ApiSchema) -> Vec<Value> {
+    let event = event(StatusCode::BAD_REQUEST, body.as_bytes(), schema);
     let mut scanner = ResponseScanner::new();
     scanner.feed(&event);
     assert!(scanner.facts().error && scanner.at_event_boundary(), "{event:?}");
@@ -76,18 +76,18 @@ fn on_the_messages_api_it_stands_in_anthropics_envelope() {
 
 #[test]
 fn on_the_responses_api_its_text_is_in_both_last_events() {
-    let told = rendered_events(
+    let events = rendered_events(
         "{\"error\":{\n\"message\":\"y\",\"code\":400,\"param\":\"input\"}}",
         ApiSchema::Responses,
     );
     assert_eq!(
-        told[0],
+        events[0],
         json!({
             "type": "error", "sequence_number": 0, "code": "400", "message": "y", "param": "input",
             "error": {"message": "y", "code": 400, "param": "input"},
         })
     );
-    assert_eq!(told[1]["type"], "response.failed");
-    assert_eq!(told[1]["response"]["error"], json!({"code": "400", "message": "y"}));
-    assert_eq!(told.len(), 2);
+    assert_eq!(events[1]["type"], "response.failed");
+    assert_eq!(events[1]["response"]["error"], json!({"code": "400", "message": "y"}));
+    assert_eq!(events.len(), 2);
 }

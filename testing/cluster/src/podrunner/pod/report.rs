@@ -18,8 +18,9 @@ const API_TIMEOUT: Duration = Duration::from_secs(2);
 impl PodWorker {
     /// Whether a controller overwrote our status, as after it gave the node up.
     pub(super) fn is_overwritten(&self) -> bool {
-        let ours = self.last_reported.as_ref().is_some_and(|(_, version)| version_of(&self.pod) >= *version);
-        ours && !self.conditions.iter().all(|condition| condition.matches(&self.pod))
+        let is_newer =
+            self.last_reported.as_ref().is_some_and(|(_, version)| version_of(&self.pod) >= *version);
+        is_newer && !self.conditions.iter().all(|condition| condition.matches(&self.pod))
     }
 
     /// Reports the Pod's status if it has changed.
@@ -40,7 +41,7 @@ impl PodWorker {
         };
         self.conditions = status::conditions(&facts, &self.containers, &self.conditions, Timestamp::now());
         let patch = status::patch(&facts, &self.containers, &self.conditions);
-        if self.last_reported.as_ref().is_some_and(|(told, _)| *told == patch) {
+        if self.last_reported.as_ref().is_some_and(|(reported, _)| *reported == patch) {
             return;
         }
         let parameters = PatchParams::default();
@@ -50,13 +51,13 @@ impl PodWorker {
             api.patch_status(&name, &parameters, &change).await
         };
         match time::timeout(API_TIMEOUT, written).await {
-            Ok(Ok(made)) => self.last_reported = Some((patch, version_of(&made))),
+            Ok(Ok(updated)) => self.last_reported = Some((patch, version_of(&updated))),
             // The object is gone or replaced; the watch will report it.
             Ok(Err(kube::Error::Api(status))) if status.is_not_found() || status.is_conflict() => {}
             failed => {
-                let why =
+                let error =
                     failed.map_or_else(|_| "no answer".to_owned(), |answer| format!("{:?}", answer.err()));
-                self.context.log_line(&format!("cannot write the status of {name}: {why}"));
+                self.context.log_line(&format!("cannot write the status of {name}: {error}"));
                 self.report_at = Instant::now() + RETRY_DELAY;
             }
         }
@@ -64,8 +65,8 @@ impl PodWorker {
 
     /// Deletes the object of a terminated Pod. Returns whether nothing is left to do.
     pub(super) async fn delete(&mut self) -> bool {
-        let told = self.last_reported.is_some() && self.report_at <= Instant::now();
-        if self.pod.metadata.deletion_timestamp.is_none() || !self.node.reports_pods() || !told {
+        let is_reported = self.last_reported.is_some() && self.report_at <= Instant::now();
+        if self.pod.metadata.deletion_timestamp.is_none() || !self.node.reports_pods() || !is_reported {
             return false;
         }
         let parameters = DeleteParams {
@@ -77,9 +78,9 @@ impl PodWorker {
             Ok(Ok(_)) => true,
             Ok(Err(kube::Error::Api(status))) if status.is_not_found() || status.is_conflict() => true,
             failed => {
-                let why =
+                let error =
                     failed.map_or_else(|_| "no answer".to_owned(), |answer| format!("{:?}", answer.err()));
-                self.context.log_line(&format!("cannot delete {}: {why}", self.pod.name_any()));
+                self.context.log_line(&format!("cannot delete {}: {error}", self.pod.name_any()));
                 self.report_at = Instant::now() + RETRY_DELAY;
                 false
             }

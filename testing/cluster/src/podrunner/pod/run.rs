@@ -20,19 +20,19 @@ use crate::{
 
 impl PodWorker {
     /// Starts the container's process. A failure becomes the container's state.
-    pub(super) fn start_container(&mut self, place: usize) {
-        let Some(spec) = self.containers.get(place).map(|container| container.spec.clone()) else { return };
-        let next = self.containers.get(place).map_or(0, |container| container.runs);
-        let made = self.spawn_process(place, next);
+    pub(super) fn start_container(&mut self, index: usize) {
+        let Some(spec) = self.containers.get(index).map(|container| container.spec.clone()) else { return };
+        let next = self.containers.get(index).map_or(0, |container| container.runs);
+        let spawned = self.spawn_process(index, next);
         let complain = |reason: &str, message: &str| {
             self.context.emit_warning(&self.pod, reason, &format!("container {}: {message}", spec.name));
         };
-        match made {
-            Ok((process, log)) => self.record_started(place, process, log),
+        match spawned {
+            Ok((process, log)) => self.record_started(index, process, log),
             Err(refused) if refused.reason == "StartError" => {
                 complain("Failed", &refused.message);
                 let pauses = self.context.restart_backoff;
-                let Some(container) = self.containers.get_mut(place) else { return };
+                let Some(container) = self.containers.get_mut(index) else { return };
                 container.runs += 1;
                 container.record_exit(
                     ContainerExit::unknown(128, refused.reason, refused.message),
@@ -43,41 +43,41 @@ impl PodWorker {
             Err(refused) => {
                 complain("Failed", &refused.message);
                 self.missing_config |= refused.reason == "CreateContainerConfigError";
-                let Some(container) = self.containers.get_mut(place) else { return };
+                let Some(container) = self.containers.get_mut(index) else { return };
                 container.set_waiting(refused.reason, refused.message);
                 container.restart_at = Some(Instant::now() + super::RETRY_DELAY);
             }
         }
     }
 
-    fn spawn_process(&self, place: usize, run: u32) -> Result<(ProcessGroup, File), ContainerStartError> {
-        let said =
+    fn spawn_process(&self, index: usize, run: u32) -> Result<(ProcessGroup, File), ContainerStartError> {
+        let start_error =
             |error: std::io::Error| ContainerStartError { reason: "StartError", message: error.to_string() };
-        let Some(container) = self.containers.get(place) else {
+        let Some(container) = self.containers.get(index) else {
             return Err(ContainerStartError {
                 reason: "StartError",
                 message: "no such container".to_owned(),
             });
         };
-        let log = self.open_log(&container.spec.name, run).map_err(said)?;
-        let launch = self.build_command(place, run, &log, |launch, log| launch.main_command(log))?;
+        let log = self.open_log(&container.spec.name, run).map_err(start_error)?;
+        let launch = self.build_command(index, run, &log, |launch, log| launch.main_command(log))?;
         let (mut command, part) = launch;
         let child = command.spawn().map_err(|error| {
             let program = command.as_std().get_program().display();
             ContainerStartError { reason: "StartError", message: format!("exec {program}: {error}") }
         })?;
-        Ok((ProcessGroup::from_child(child, format!("{PART_MARK_ENV}={part}")).map_err(said)?, log))
+        Ok((ProcessGroup::from_child(child, format!("{PART_MARK_ENV}={part}")).map_err(start_error)?, log))
     }
 
     /// Builds a command of this container, with the value of its mark.
     fn build_command(
         &self,
-        place: usize,
+        index: usize,
         run: u32,
         log: &File,
         make: impl Fn(&ContainerLaunch<'_>, &File) -> Result<Command, ContainerStartError>,
     ) -> Result<(Command, String), ContainerStartError> {
-        let (Some(container), Some(prepared)) = (self.containers.get(place), &self.prepared) else {
+        let (Some(container), Some(prepared)) = (self.containers.get(index), &self.prepared) else {
             return Err(ContainerStartError {
                 reason: "StartError",
                 message: "the container's volumes do not exist".to_owned(),
@@ -90,7 +90,7 @@ impl PodWorker {
             container: &container.spec,
             image: image.as_ref(),
             prepared,
-            devices: &self.container_devices(place),
+            devices: &self.container_devices(index),
             pod_ip: self.ip,
             host_ip: self.node.address(),
             api_server: self.context.api_server(),
@@ -102,24 +102,25 @@ impl PodWorker {
 
     /// Returns the part of the Pod's devices that this container requested. Init containers take theirs before the
     /// others.
-    fn container_devices(&self, place: usize) -> BTreeMap<String, Vec<String>> {
-        let asked = |container: &PodContainer, resource: &str| {
+    fn container_devices(&self, index: usize) -> BTreeMap<String, Vec<String>> {
+        let requested_count = |container: &PodContainer, resource: &str| {
             let count = schedule::container_demand(&container.spec).get(resource).copied();
             count.and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
         };
-        let Some(container) = self.containers.get(place) else { return BTreeMap::new() };
-        let before = self.containers.iter().take(place).filter(|other| other.role != ContainerRole::Init);
+        let Some(container) = self.containers.get(index) else { return BTreeMap::new() };
+        let before = self.containers.iter().take(index).filter(|other| other.role != ContainerRole::Init);
         let before: Vec<_> = before.filter(|_| container.role != ContainerRole::Init).collect();
         let of = |(resource, ids): (&String, &Vec<String>)| {
-            let skipped = before.iter().map(|other| asked(other, resource)).sum();
-            let own: Vec<_> = ids.iter().skip(skipped).take(asked(container, resource)).cloned().collect();
-            (!own.is_empty()).then(|| (resource.clone(), own))
+            let skipped = before.iter().map(|other| requested_count(other, resource)).sum();
+            let device_ids: Vec<_> =
+                ids.iter().skip(skipped).take(requested_count(container, resource)).cloned().collect();
+            (!device_ids.is_empty()).then(|| (resource.clone(), device_ids))
         };
         self.devices.iter().filter_map(of).collect()
     }
 
-    fn record_started(&mut self, place: usize, process: ProcessGroup, log: File) {
-        let Some(container) = self.containers.get_mut(place) else { return };
+    fn record_started(&mut self, index: usize, process: ProcessGroup, log: File) {
+        let Some(container) = self.containers.get_mut(index) else { return };
         container.runs += 1;
         let (run, since) = (container.runs, Timestamp::now());
         let (signals, received) = mpsc::channel(container::SIGNAL_QUEUE_LENGTH);
@@ -132,7 +133,7 @@ impl PodWorker {
             kill_at: None,
             kill_sent: false,
         });
-        let happens = self.event_tx.clone();
+        let event_tx = self.event_tx.clone();
         tokio::spawn(async move {
             let (code, signal) = container::supervise(process, received).await;
             let reason = if code == 0 { "Completed" } else { "Error" };
@@ -146,7 +147,7 @@ impl PodWorker {
                 finished_at: Timestamp::now(),
             };
             // The Pod's worker may have ended.
-            happens.send((place, run, ContainerEventKind::Exited(end))).await.ok();
+            event_tx.send((index, run, ContainerEventKind::Exited(end))).await.ok();
         });
         let kinds: &[ProbeKind] = if container.started {
             &[ProbeKind::Liveness, ProbeKind::Readiness]
@@ -154,29 +155,32 @@ impl PodWorker {
             &[ProbeKind::Startup]
         };
         for kind in kinds {
-            self.start_probe(place, *kind, &log);
+            self.start_probe(index, *kind, &log);
         }
     }
 
     /// Starts probing if the container has such a probe.
-    fn start_probe(&mut self, place: usize, kind: ProbeKind, log: &File) {
-        let Some(container) = self.containers.get(place) else { return };
-        let Some(asked) = kind.spec_of(&container.spec).cloned() else { return };
-        let action =
-            HandlerAction::from_probe(&asked, self.ip, container.spec.ports.as_deref().unwrap_or_default());
-        let (run, happens) = (container.runs, self.event_tx.clone());
-        let beside = self.hook_command_factory(place, run, log, &action);
-        let (told, mut verdicts) = mpsc::channel::<ProbeVerdict>(1);
+    fn start_probe(&mut self, index: usize, kind: ProbeKind, log: &File) {
+        let Some(container) = self.containers.get(index) else { return };
+        let Some(probe_spec) = kind.spec_of(&container.spec).cloned() else { return };
+        let action = HandlerAction::from_probe(
+            &probe_spec,
+            self.ip,
+            container.spec.ports.as_deref().unwrap_or_default(),
+        );
+        let (run, event_tx) = (container.runs, self.event_tx.clone());
+        let hook_command = self.hook_command_factory(index, run, log, &action);
+        let (verdict_tx, mut verdicts) = mpsc::channel::<ProbeVerdict>(1);
         let task = tokio::spawn(async move {
-            let asking = probe::run_probe(kind, asked, action, beside, told);
-            let telling = async {
+            let probing = probe::run_probe(kind, probe_spec, action, hook_command, verdict_tx);
+            let forwarding = async {
                 while let Some(verdict) = verdicts.recv().await {
-                    happens.send((place, run, ContainerEventKind::Probed(verdict))).await.ok();
+                    event_tx.send((index, run, ContainerEventKind::Probed(verdict))).await.ok();
                 }
             };
-            tokio::join!(asking, telling);
+            tokio::join!(probing, forwarding);
         });
-        if let Some(run) = self.containers.get_mut(place).and_then(|container| container.running_mut()) {
+        if let Some(run) = self.containers.get_mut(index).and_then(|container| container.running_mut()) {
             run.probes.push(AbortingTask(task));
         }
     }
@@ -184,24 +188,26 @@ impl PodWorker {
     /// Returns a factory for the command of a probe or hook. Its process belongs to the container.
     fn hook_command_factory(
         &self,
-        place: usize,
+        index: usize,
         run: u32,
         log: &File,
         action: &HandlerAction,
     ) -> impl Fn() -> Result<Command, String> + Send + Sync + 'static {
-        let words = match action {
+        let command = match action {
             HandlerAction::Exec(words) => words.clone(),
             _ => Vec::new(),
         };
-        let made = self.build_command(place, run, log, |launch, log| launch.hook_command(&words, log));
+        let hook_command =
+            self.build_command(index, run, log, |launch, log| launch.hook_command(&command, log));
         // Each run gets a new command, cloned from the first.
-        let made = made.map(|(command, _)| Arc::new(command)).map_err(|refused| refused.message);
-        move || made.clone().map(|command| clone_command(&command))
+        let hook_command =
+            hook_command.map(|(command, _)| Arc::new(command)).map_err(|refused| refused.message);
+        move || hook_command.clone().map(|command| clone_command(&command))
     }
 
-    pub(super) fn handle_verdict(&mut self, place: usize, (kind, outcome): ProbeVerdict) {
+    pub(super) fn handle_verdict(&mut self, index: usize, (kind, outcome): ProbeVerdict) {
         let grace = self.grace();
-        let Some(container) = self.containers.get_mut(place) else { return };
+        let Some(container) = self.containers.get_mut(index) else { return };
         let name = container.spec.name.clone();
         if let Err(message) = &outcome {
             let message = format!("container {name}: {} probe failed: {message}", kind.name());
@@ -213,24 +219,24 @@ impl PodWorker {
                 container.started = true;
                 let run = container.restarts();
                 if let Ok(log) = self.open_log(&name, run) {
-                    self.start_probe(place, ProbeKind::Liveness, &log);
-                    self.start_probe(place, ProbeKind::Readiness, &log);
+                    self.start_probe(index, ProbeKind::Liveness, &log);
+                    self.start_probe(index, ProbeKind::Readiness, &log);
                 }
             }
             (ProbeKind::Liveness, true) => {}
             // A terminating Pod is already ending its containers.
             (ProbeKind::Startup | ProbeKind::Liveness, false) if self.termination.is_some() => {}
             (ProbeKind::Startup | ProbeKind::Liveness, false) => {
-                self.stop_container(place, Instant::now() + grace)
+                self.stop_container(index, Instant::now() + grace)
             }
         }
     }
 
     /// Runs the preStop hook, then sends SIGTERM; SIGKILL follows at the deadline. A repeated call can only bring the
     /// deadline forward.
-    pub(super) fn stop_container(&mut self, place: usize, deadline: Instant) {
+    pub(super) fn stop_container(&mut self, index: usize, deadline: Instant) {
         let ip = self.ip;
-        let Some(container) = self.containers.get_mut(place) else { return };
+        let Some(container) = self.containers.get_mut(index) else { return };
         let ports = container.spec.ports.clone().unwrap_or_default();
         let hook = container.spec.lifecycle.as_ref().and_then(|lifecycle| lifecycle.pre_stop.clone());
         let (name, run) = (container.spec.name.clone(), container.runs);
@@ -247,7 +253,7 @@ impl PodWorker {
             return;
         };
         let Ok(log) = self.open_log(&name, run.saturating_sub(1)) else { return };
-        let beside = self.hook_command_factory(place, run, &log, &action);
+        let beside = self.hook_command_factory(index, run, &log, &action);
         let (shared, pod) = (Arc::clone(&self.context), Arc::clone(&self.pod));
         tokio::spawn(async move {
             if let Err(message) = action.run(beside).await {
