@@ -100,11 +100,13 @@ impl ParsedEngine {
 /// attacker.
 pub struct FingerprintHasher(u64);
 
-impl FingerprintHasher {
-    pub const fn new() -> Self {
+impl Default for FingerprintHasher {
+    fn default() -> Self {
         Self(0xcbf2_9ce4_8422_2325)
     }
+}
 
+impl FingerprintHasher {
     pub fn feed(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
@@ -134,7 +136,7 @@ pub const fn kind_name(kind: EngineKind) -> &'static str {
 
 fn fingerprint(model: &EngineConfig) -> u64 {
     let kind = kind_name(model.kind);
-    let mut hash = FingerprintHasher::new();
+    let mut hash = FingerprintHasher::default();
     let commands = model.command.iter().map(String::as_str);
     for part in [kind, model.served_name.as_str()].into_iter().chain(commands) {
         hash.feed_text(part);

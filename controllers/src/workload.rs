@@ -132,7 +132,7 @@ impl Workload<'_> {
     /// Deployment's template changed, the Deployment would end Pods on its own.
     #[must_use]
     pub fn template_hash(&self) -> String {
-        let mut hash = FingerprintHasher::new();
+        let mut hash = FingerprintHasher::default();
         hash.feed_text(&self.pod().to_string());
         let hash = hash.value();
         format!("{:08x}", (hash >> 32) ^ (hash & 0xffff_ffff))

@@ -159,7 +159,7 @@ pub(super) fn memory_limit(
 
 /// Hashes an engine's start settings and the labels of the nodes that it may run on.
 pub(super) fn fingerprint(run: &ModelHosting, kind: &str, served_name: &str, nodes: &NodeLabels) -> u64 {
-    let mut hash = FingerprintHasher::new();
+    let mut hash = FingerprintHasher::default();
     hash.feed_text(kind);
     hash.feed_text(served_name);
     feed_labels(&mut hash, nodes);
@@ -184,7 +184,7 @@ pub(super) fn variant_fingerprint(
     if patch.is_none() && nodes.is_none() {
         return fingerprint;
     }
-    let mut hash = FingerprintHasher::new();
+    let mut hash = FingerprintHasher::default();
     hash.feed(&fingerprint.to_le_bytes());
     if let Some(patch) = patch {
         hash.feed_text(patch.text());

@@ -18,11 +18,11 @@ use rouse_gateway::{
     driver::{DriverHandle, Journal},
     http,
     metrics::{Metrics, TelemetryDropCounters},
-    platform::Platform,
     serve::{ShutdownStage, api::pipe::PipeServer},
     telemetry::Telemetry,
 };
 use rouse_net::{lease::TickClock, tcp::pipe};
+use rouse_platform::Platform;
 use tokio::{
     io::DuplexStream,
     sync::{
