@@ -19,6 +19,9 @@
 #![warn(clippy::indexing_slicing)]
 #![warn(clippy::disallowed_types)]
 
+#[macro_use]
+mod string_ids;
+
 pub mod engine;
 pub mod error_chain;
 pub mod fault;

@@ -2,54 +2,18 @@
 //!
 //! Apart from the configuration's values, because every other module uses the names and few use the values.
 
-use std::{borrow::Borrow, collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt};
 
 use serde::{Deserialize, Serialize};
 
 use super::ModelSpec;
 
-/// The name of a configured model, as the configuration spells it. Cheap to clone.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct ModelName(Arc<str>);
-
-/// One accelerator, by its UUID (`GPU-…`) or the name a configuration gave it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct AcceleratorId(Arc<str>);
-
-macro_rules! impl_string_id {
-    ($($name:ident)*) => {$(
-        impl $name {
-            #[must_use]
-            pub fn as_str(&self) -> &str {
-                &self.0
-            }
-        }
-        impl From<&str> for $name {
-            fn from(text: &str) -> Self {
-                Self(text.into())
-            }
-        }
-        impl From<String> for $name {
-            fn from(text: String) -> Self {
-                Self(text.into())
-            }
-        }
-        impl Borrow<str> for $name {
-            fn borrow(&self) -> &str {
-                &self.0
-            }
-        }
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(&self.0)
-            }
-        }
-    )*};
+string_ids! {
+    /// The name of a configured model, as the configuration spells it. Cheap to clone.
+    ModelName;
+    /// One accelerator, by its UUID (`GPU-…`) or the name a configuration gave it.
+    AcceleratorId;
 }
-
-impl_string_id!(ModelName AcceleratorId);
 
 /// One engine of a model: `name#replica`, in texts and as a map key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

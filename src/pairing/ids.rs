@@ -6,48 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::AcceleratorId;
 
-/// A node of the cluster. Cheap to clone.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct NodeName(Arc<str>);
-
-/// A requester: the UID of its Pod, since the next Pod may have the same name.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct RequesterId(Arc<str>);
-
-/// UID of a Pod or container. The next Pod of the same name has another.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Uid(Arc<str>);
-
-macro_rules! text_id {
-    ($($name:ident)*) => {$(
-        impl $name {
-            #[must_use]
-            pub fn as_str(&self) -> &str {
-                &self.0
-            }
-        }
-        impl From<&str> for $name {
-            fn from(text: &str) -> Self {
-                Self(text.into())
-            }
-        }
-        impl From<String> for $name {
-            fn from(text: String) -> Self {
-                Self(text.into())
-            }
-        }
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(&self.0)
-            }
-        }
-    )*};
+string_ids! {
+    /// A node of the cluster. Cheap to clone.
+    NodeName;
+    /// A requester: the UID of its Pod, since the next Pod may have the same name.
+    RequesterId;
+    /// UID of a Pod or container. The next Pod of the same name has another.
+    Uid;
 }
-
-text_id!(NodeName RequesterId Uid);
 
 /// How engines are created and stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
