@@ -50,7 +50,7 @@ use std::{
 };
 
 use command::PairingCommand;
-use event::{Epoch, LauncherBuildPolicy, PairingEvent, TemplateStatus};
+use event::{LauncherBuildPolicy, LeaderEpoch, PairingEvent, TemplateStatus};
 use ids::{EngineFingerprint, LauncherBuild, NodeName, RequesterId};
 use node::PairingNode;
 use node_plan::NodePlanBuilder;
@@ -64,7 +64,7 @@ use crate::units::{Generation, Tick};
 #[derive(Clone, Debug, Default)]
 pub struct Pairing {
     settings: PairingSettings,
-    epoch: Epoch,
+    epoch: LeaderEpoch,
     listed: bool,
     /// A newer leader exists: plans nothing and ignores events until [`PairingEvent::LeadershipGained`].
     superseded: bool,

@@ -12,7 +12,7 @@ use rouse::{
         Pairing,
         command::{EngineStep, PairingAction, RequesterStep},
         event::{
-            AcceleratorFacts, CommandReply, EngineRecord, Epoch, MemorySizes, ObservedProvider,
+            AcceleratorFacts, CommandReply, EngineRecord, LeaderEpoch, MemorySizes, ObservedProvider,
             ObservedRequester, PairingEvent, PairingNodeFacts, ProviderPhase, QueriedCondition,
             RequestedEngine,
         },
@@ -133,7 +133,7 @@ fn answer_commands(pairing: &mut Pairing) {
 
 fn cluster(nodes: usize, idle: usize) -> Pairing {
     let mut pairing = Pairing::new(PairingSettings::default());
-    pairing.on(&PairingEvent::LeadershipGained { epoch: Epoch(1) }, NOW);
+    pairing.on(&PairingEvent::LeadershipGained { epoch: LeaderEpoch(1) }, NOW);
     (0..nodes).for_each(|number| add_node(&mut pairing, number, idle));
     pairing.on(&PairingEvent::Listed, NOW);
     answer_commands(&mut pairing);

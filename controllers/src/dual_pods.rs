@@ -49,7 +49,7 @@ use kube::Client;
 use rouse::{
     pairing::{
         Pairing,
-        event::{Epoch, PairingEvent},
+        event::{LeaderEpoch, PairingEvent},
         ids::{NodeName, PairingEngineId, ProviderMode, RequesterId},
         settings::PairingSettings as Core,
     },
@@ -284,7 +284,7 @@ impl PairingController {
     fn start_leading(&mut self, epoch: u64, all: Vec<Delta<Pod>>) {
         self.index.apply_lists(all, &self.facts);
         self.epoch = Some(epoch);
-        self.apply_events(vec![PairingEvent::LeadershipGained { epoch: Epoch(epoch) }]);
+        self.apply_events(vec![PairingEvent::LeadershipGained { epoch: LeaderEpoch(epoch) }]);
         self.facts.reset_last_sent();
         self.apply_facts();
         self.apply_events(vec![PairingEvent::Listed]);
@@ -303,7 +303,7 @@ impl PairingController {
         let Some(epoch) = self.epoch else { return };
         self.apply_facts();
         let Executor { settings, metrics, .. } = &*self.executor;
-        self.launcher_watches.sync(&self.index, Epoch(epoch), &settings.key, metrics);
+        self.launcher_watches.sync(&self.index, LeaderEpoch(epoch), &settings.key, metrics);
         let now = self.executor.clock.now();
         self.pairing_metrics.recount_due(MetricsInputs { index: &self.index, facts: &self.facts, now });
         let mut plan = self.core.plan(now);

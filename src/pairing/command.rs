@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    event::{CommandTarget, EngineRecord, Epoch},
+    event::{CommandTarget, EngineRecord, LeaderEpoch},
     ids::{NodeName, PairingEngineId, ProviderId, RequesterId, Uid},
 };
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
 pub struct PairingCommand {
     pub node: NodeName,
     /// Stubs and launchers answer an older epoch with a conflict.
-    pub epoch: Epoch,
+    pub epoch: LeaderEpoch,
     /// Identifies this command; its outcome carries the same number.
     pub serial: u64,
     pub action: PairingAction,

@@ -18,14 +18,14 @@ use crate::{
 /// The epoch of a leader: `Lease.leaseTransitions`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Epoch(pub u64);
+pub struct LeaderEpoch(pub u64);
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", tag = "event")]
 pub enum PairingEvent {
     /// This controller leads from now on, with this epoch. It forgets its state; observations bring the present state.
     LeadershipGained {
-        epoch: Epoch,
+        epoch: LeaderEpoch,
     },
     /// Every existing object has been observed once. Nothing is planned before.
     Listed,
@@ -33,7 +33,7 @@ pub enum PairingEvent {
     /// controller's own, it plans nothing more until [`Self::LeadershipGained`]: the newer leader acts on the state,
     /// and the refusal says nothing about the engine that the write was for.
     Superseded {
-        epoch: Epoch,
+        epoch: LeaderEpoch,
     },
     Node {
         node: NodeName,

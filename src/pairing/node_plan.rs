@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use super::{
     command::{EngineStep, PairingAction, PairingCommand, ProviderStep, RequesterStep},
-    event::Epoch,
+    event::LeaderEpoch,
     fit::FitCheck,
     ids::{PairingEngineId, ProviderId, RequesterId},
     node::{PairingEngine, PairingNode},
@@ -20,7 +20,7 @@ use crate::units::{Generation, Tick};
 pub(super) struct NodePlanBuilder<'a> {
     pub(super) node: PairingNode,
     pub(super) context: PlanContext<'a>,
-    pub(super) epoch: Epoch,
+    pub(super) epoch: LeaderEpoch,
     /// Last command serial and last engine generation, over all nodes.
     pub(super) serial: u64,
     pub(super) generation: Generation,

@@ -4,7 +4,7 @@ use super::{
     Pairing,
     command::{EngineStopReason, RequesterDeleteReason},
     event::{
-        EngineRecord, Epoch, LauncherBuildPolicy, ObservedProvider, ObservedRequester, PairingEvent,
+        EngineRecord, LauncherBuildPolicy, LeaderEpoch, ObservedProvider, ObservedRequester, PairingEvent,
         ProviderPhase, TemplateStatus,
     },
     ids::{NodeName, PairingEngineId, ProviderId, RequesterId, Uid},
@@ -135,7 +135,7 @@ impl Pairing {
     }
 
     /// Drops all due work; outcomes of commands in flight are ignored from now on.
-    fn supersede(&mut self, epoch: Epoch) {
+    fn supersede(&mut self, epoch: LeaderEpoch) {
         if epoch == self.epoch {
             self.superseded = true;
             self.due.clear();

@@ -31,7 +31,7 @@ use crate::{
     pairing::{
         Pairing, PairingPlan,
         command::PairingCommand,
-        event::{Epoch, PairingEvent, TemplateStatus},
+        event::{LeaderEpoch, PairingEvent, TemplateStatus},
         ids::{EngineFingerprint, NodeName, PairingEngineId, ProviderId, RequesterId, Uid},
     },
     units::{Generation, Millis, Tick},
@@ -54,9 +54,9 @@ pub struct SimulatedCluster {
 
     // The controller
     pairing: Pairing,
-    epoch: Epoch,
+    epoch: LeaderEpoch,
     /// The previous leader, only paused and still believing that it leads, with its epoch.
-    paused_leader: Option<(Epoch, Pairing)>,
+    paused_leader: Option<(LeaderEpoch, Pairing)>,
     /// The controller has received the complete initial list.
     listed: bool,
     reasons: BTreeMap<(NodeName, RequesterId), String>,
@@ -76,7 +76,7 @@ pub struct SimulatedCluster {
 #[derive(Clone, Debug)]
 enum ClusterEvent {
     /// The watch delivers an event to the controller of this epoch.
-    DeliverWatchEvent(Epoch, PairingEvent),
+    DeliverWatchEvent(LeaderEpoch, PairingEvent),
     /// A command reaches its target.
     CommandArrives(PairingCommand),
     /// The operation that a command started is over.
@@ -128,7 +128,7 @@ impl SimulatedCluster {
             event_queue: EventQueue::default(),
             last_number: 0,
             pairing: Pairing::new(plot.settings),
-            epoch: Epoch(1),
+            epoch: LeaderEpoch(1),
             paused_leader: None,
             listed: false,
             reasons: BTreeMap::new(),

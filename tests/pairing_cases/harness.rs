@@ -6,7 +6,7 @@ use rouse::{
         Pairing,
         command::{EngineStep, PairingAction, PairingCommand, ProviderStep, RequesterStep},
         event::{
-            AcceleratorFacts, CommandFailure, CommandReply, EngineRecord, Epoch, MemorySizes,
+            AcceleratorFacts, CommandFailure, CommandReply, EngineRecord, LeaderEpoch, MemorySizes,
             ObservedProvider, ObservedRequester, PairingEvent, PairingNodeFacts, ProviderPhase,
             QueriedCondition, RequestedEngine,
         },
@@ -80,7 +80,7 @@ impl PairingCase {
     /// Starts a leader with this epoch, which knows the node but not its Pods.
     pub(crate) fn lead(&mut self, accelerators: usize, epoch: u64) {
         self.orders.clear();
-        self.on(PairingEvent::LeadershipGained { epoch: Epoch(epoch) });
+        self.on(PairingEvent::LeadershipGained { epoch: LeaderEpoch(epoch) });
         self.cordon(false);
         for (index, name) in
             ["a", "b", "c", "d", "e", "f", "g", "h"].into_iter().take(accelerators).enumerate()
@@ -177,7 +177,7 @@ impl PairingCase {
             deleting_since: None,
             grace: None,
             terminated: false,
-            finalizer: self.node().requesters.get(&id.into()).is_some_and(|known| known.observed.finalizer),
+            finalizer: self.node().requesters.get(id).is_some_and(|known| known.observed.finalizer),
         };
         change(&mut observed);
         self.on(PairingEvent::RequesterObserved { node: node(), requester: id.into(), observed });

@@ -5,7 +5,7 @@ use rouse::{
     pairing::{
         Pairing,
         event::{
-            AcceleratorFacts, CommandReply, Epoch, MemorySizes, ObservedRequester, PairingEvent,
+            AcceleratorFacts, CommandReply, LeaderEpoch, MemorySizes, ObservedRequester, PairingEvent,
             PairingNodeFacts, RequestedEngine,
         },
         ids::{EngineFingerprint, NodeName, ProviderMode},
@@ -20,7 +20,7 @@ const NOW: Tick = Tick(1_000_000);
 #[test]
 fn one_event_looks_at_one_node_of_five_thousand() {
     let mut pairing = Pairing::new(PairingSettings::default());
-    pairing.on(&PairingEvent::LeadershipGained { epoch: Epoch(1) }, NOW);
+    pairing.on(&PairingEvent::LeadershipGained { epoch: LeaderEpoch(1) }, NOW);
     for node in 0..NODES {
         let name = NodeName::from(format!("node-{node}"));
         let facts = PairingNodeFacts { cordoned: false, host_sleep_memory: Bytes::gib(500) };

@@ -2,7 +2,7 @@
 
 use rouse::{
     pairing::{
-        event::{Epoch, PairingEvent},
+        event::{LeaderEpoch, PairingEvent},
         ids::{ProviderId, ProviderMode},
         node::PairingEngineState,
     },
@@ -20,7 +20,7 @@ fn who_is_deposed_ends_nothing_and_orders_nothing() {
     case.done(binds(&id));
     assert!(case.has(wakes(&id)));
     let ordered = case.story.len();
-    case.on(PairingEvent::Superseded { epoch: Epoch(1) });
+    case.on(PairingEvent::Superseded { epoch: LeaderEpoch(1) });
     // The wake's deadline and all other deadlines pass.
     case.advance(Millis::secs(3600));
     case.delete("two");
@@ -35,7 +35,7 @@ fn what_was_refused_to_a_leader_of_before_deposes_nobody() {
     let mut case = PairingCase::new(1);
     case.lead(1, 2);
     case.on(PairingEvent::Listed);
-    case.on(PairingEvent::Superseded { epoch: Epoch(1) });
+    case.on(PairingEvent::Superseded { epoch: LeaderEpoch(1) });
     case.cold_start("one", ask(ProviderMode::Sleep, 1), &["a"]);
 }
 
@@ -43,7 +43,7 @@ fn what_was_refused_to_a_leader_of_before_deposes_nobody() {
 fn who_leads_again_begins_anew() {
     let mut case = PairingCase::new(1);
     let id = case.cold_start("one", ask(ProviderMode::Sleep, 1), &["a"]);
-    case.on(PairingEvent::Superseded { epoch: Epoch(1) });
+    case.on(PairingEvent::Superseded { epoch: LeaderEpoch(1) });
     case.lead(1, 3);
     case.on(PairingEvent::Listed);
     assert_eq!(case.state(&id), None);

@@ -59,7 +59,7 @@ mod tests {
     use rouse::{
         pairing::{
             command::PairingCommand,
-            event::{EngineRecord, Epoch},
+            event::{EngineRecord, LeaderEpoch},
             ids::{EngineFingerprint, PairingEngineId},
         },
         units::Generation,
@@ -79,7 +79,7 @@ mod tests {
     fn note(mode: ProviderMode, policy: SleepLevelPolicy, step: EngineStep) -> Option<String> {
         let (engine, generation) = (engine(mode), Generation(1));
         let action = PairingAction::Engine { engine: engine.clone(), generation, step };
-        let command = PairingCommand { node: "n".into(), epoch: Epoch(1), serial: 1, action };
+        let command = PairingCommand { node: "n".into(), epoch: LeaderEpoch(1), serial: 1, action };
         let mut job = CommandContext::for_test(command);
         job.record = Some(EngineRecord {
             engine,

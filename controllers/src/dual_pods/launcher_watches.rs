@@ -6,7 +6,7 @@ use std::{
 };
 
 use rouse::pairing::{
-    event::{Epoch, PairingEvent},
+    event::{LeaderEpoch, PairingEvent},
     ids::{NodeName, PairingEngineId, ProviderId, RequesterId, Uid},
     node::{PairingEngineState, PairingNode},
 };
@@ -89,7 +89,13 @@ impl LauncherWatches {
     }
 
     /// Connects to new launchers, and ends the connections of vanished ones.
-    pub(super) fn sync(&mut self, index: &PodIndex, epoch: Epoch, key: &StubKey, metrics: &DualPodMetrics) {
+    pub(super) fn sync(
+        &mut self,
+        index: &PodIndex,
+        epoch: LeaderEpoch,
+        key: &StubKey,
+        metrics: &DualPodMetrics,
+    ) {
         let existing: BTreeSet<&Uid> = index.launcher_uids().collect();
         self.watches.retain(|uid, task| {
             let stays = existing.contains(uid);

@@ -202,7 +202,7 @@ mod tests {
         model::SleepLevel,
         pairing::{
             command::PairingCommand,
-            event::Epoch,
+            event::LeaderEpoch,
             ids::{ProviderId, ProviderMode},
             node::HostMemoryShortage,
         },
@@ -234,7 +234,7 @@ mod tests {
             let step = EngineStep::Sleep { level, via: None };
             let action =
                 PairingAction::Engine { engine: record.engine.clone(), generation: record.generation, step };
-            let command = PairingCommand { node: node.clone(), epoch: Epoch(1), serial: 1, action };
+            let command = PairingCommand { node: node.clone(), epoch: LeaderEpoch(1), serial: 1, action };
             let mut job = CommandContext::for_test(command);
             (job.record, job.provider) = (Some(record.clone()), provider.clone());
             job.host_memory_shortage = shortage;

@@ -107,13 +107,13 @@ impl Gateway {
     }
 }
 
-struct World {
+struct ElectionWorld {
     server: Server,
     gateways: Vec<Gateway>,
     now: Instant,
 }
 
-impl World {
+impl ElectionWorld {
     fn new(gateways: usize) -> Self {
         let now = Instant::now();
         let gateways = (0..gateways).map(|n| Gateway::new(&format!("gateway-{n}"), now)).collect();
@@ -148,7 +148,7 @@ const fn ms(n: u64) -> Duration {
 
 #[test]
 fn one_of_many_decides_and_goes_on_doing_so() {
-    let mut world = World::new(5);
+    let mut world = ElectionWorld::new(5);
     world.pass(ms(100));
     let first = world.deciding();
     assert!(matches!(first, Some((_, 1))), "{first:?}");
@@ -162,7 +162,7 @@ fn one_of_many_decides_and_goes_on_doing_so() {
 fn one_that_is_cut_off_or_stopped_gives_up_before_another_begins() {
     for frozen in [false, true] {
         for after in (0..4000).step_by(130) {
-            let mut world = World::new(2);
+            let mut world = ElectionWorld::new(2);
             world.pass(ms(5000 + after));
             assert_eq!(world.deciding(), Some((0, 1)));
             (world.gateways[0].link, world.gateways[0].frozen) = (LinkState::Cut, frozen);
@@ -186,7 +186,7 @@ fn one_that_is_cut_off_or_stopped_gives_up_before_another_begins() {
 
 #[test]
 fn a_lease_that_is_given_back_is_taken_at_once() {
-    let mut world = World::new(2);
+    let mut world = ElectionWorld::new(2);
     world.pass(ms(5000));
     let (record, version) = world.gateways[0].state.release_record().unwrap();
     world.server.write(&record, Some(&version)).unwrap();
@@ -197,7 +197,7 @@ fn a_lease_that_is_given_back_is_taken_at_once() {
 
 #[test]
 fn renewals_whose_answers_are_lost_keep_nobody_in_office() {
-    let mut world = World::new(1);
+    let mut world = ElectionWorld::new(1);
     world.pass(ms(1000));
     world.gateways[0].link = LinkState::Mute;
     world.pass(RENEW_DEADLINE);
@@ -209,7 +209,7 @@ fn renewals_whose_answers_are_lost_keep_nobody_in_office() {
 
 #[test]
 fn a_short_outage_changes_nothing() {
-    let mut world = World::new(3);
+    let mut world = ElectionWorld::new(3);
     world.pass(ms(1000));
     let first = world.deciding();
     for line in [LinkState::Cut, LinkState::Mute].into_iter().cycle().take(40) {
@@ -225,7 +225,7 @@ fn a_short_outage_changes_nothing() {
 #[test]
 fn epochs_grow_even_when_somebody_deletes_the_lease_and_its_holder_stays() {
     for gateways in [1, 3] {
-        let mut world = World::new(gateways);
+        let mut world = ElectionWorld::new(gateways);
         world.pass(ms(1300));
         for epoch in 2..7 {
             world.server.lease = None;
@@ -304,7 +304,7 @@ fn whatever_happens_to_the_lines_never_two_decide() {
         luck ^= luck << 17;
         luck % sides
     };
-    let mut world = World::new(4);
+    let mut world = ElectionWorld::new(4);
     world.pass(ms(1000));
     let (mut highest, mut changes) = (0, 0);
     for _ in 0..20_000 {

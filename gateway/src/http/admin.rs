@@ -24,6 +24,7 @@ use rouse::{
 };
 use rouse_config::Config;
 use rouse_net::openai;
+use rouse_platform::ReadinessCheck;
 use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::{broadcast, watch};
@@ -49,9 +50,6 @@ pub struct AdminSources {
     /// What the gateway serves without because it has no permission to see it. `None`: nothing is missing.
     pub degraded_reason: Arc<ReadinessCheck>,
 }
-
-/// Returns why requests cannot be served yet. `None`: no reason.
-pub type ReadinessCheck = dyn Fn() -> Option<String> + Send + Sync;
 
 /// Finds the log file of one of a model's engines, counted from 0.
 pub type EngineLogLookup = dyn Fn(&ModelName, u32) -> Option<PathBuf> + Send + Sync;

@@ -19,12 +19,12 @@ const WITHIN: Duration = Duration::from_secs(5);
 
 /// Answers each `METHOD /path` of its table with 200, and all other requests with 404. An answer `NNN` is a status. An
 /// entry `METHOD /path after CALL` takes precedence once CALL was made. Records all requests with their bodies.
-struct Engine {
+struct FakeEngine {
     address: SocketAddr,
     asked: Arc<Mutex<Vec<String>>>,
 }
 
-impl Engine {
+impl FakeEngine {
     async fn new(answers: &[(&'static str, &'static str)]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -77,7 +77,7 @@ impl Engine {
 
 #[tokio::test]
 async fn vllm_sleeps_once_its_counters_are_still_and_wakes_from_level_2_in_four_steps() {
-    let engine = Engine::new(&[
+    let engine = FakeEngine::new(&[
         ("GET /metrics", "vllm:num_requests_running{a=\"b\"} 0.0\n"),
         ("POST /sleep?level=2&mode=wait", "ok"),
         ("GET /is_sleeping", r#"{"is_sleeping": true}"#),
@@ -104,7 +104,7 @@ async fn vllm_sleeps_once_its_counters_are_still_and_wakes_from_level_2_in_four_
 #[tokio::test]
 async fn an_engine_that_still_works_is_not_put_to_sleep() {
     let busy = [("GET /metrics", "vllm:num_requests_running 1.0\n"), ("POST /sleep?level=1&mode=wait", "ok")];
-    let engine = Engine::new(&busy).await;
+    let engine = FakeEngine::new(&busy).await;
     assert_eq!(engine.vllm().sleep(SleepLevel::One).await, Err(FailureCause::Refused));
     assert!(!engine.asked().iter().any(|call| call.contains("/sleep")));
 }
@@ -112,7 +112,7 @@ async fn an_engine_that_still_works_is_not_put_to_sleep() {
 /// vLLM's gauges stay up after its last requests were aborted, until its next step.
 #[tokio::test]
 async fn an_engine_whose_counters_are_stuck_is_asked_for_a_token_and_then_put_to_sleep() {
-    let engine = Engine::new(&[
+    let engine = FakeEngine::new(&[
         ("GET /metrics", "vllm:num_requests_running 3.0\n"),
         ("GET /metrics after POST /v1/chat", "vllm:num_requests_running 0.0\n"),
         ("POST /v1/chat/completions", "ok"),
@@ -128,7 +128,7 @@ const ASLEEP: &str = r#"{"is_sleeping": true}"#;
 
 #[tokio::test]
 async fn an_engine_that_says_for_long_enough_that_it_is_awake_does_not_fall_asleep() {
-    let engine = Engine::new(&[TAKES, DENIES]).await;
+    let engine = FakeEngine::new(&[TAKES, DENIES]).await;
     let began = Instant::now();
     assert_eq!(engine.vllm().sleep(SleepLevel::One).await, Err(FailureCause::SleepDenied));
     assert!(began.elapsed() >= SLEEP_DENIAL_TIMEOUT.duration(), "{:?}", began.elapsed());
@@ -137,7 +137,7 @@ async fn an_engine_that_says_for_long_enough_that_it_is_awake_does_not_fall_asle
 #[tokio::test]
 async fn an_engine_that_took_the_order_and_cannot_tell_counts_as_asleep() {
     for answer in ["404", "500", "not json", "{}"] {
-        let engine = Engine::new(&[TAKES, ("GET /is_sleeping", answer)]).await;
+        let engine = FakeEngine::new(&[TAKES, ("GET /is_sleeping", answer)]).await;
         assert_eq!(engine.vllm().sleep(SleepLevel::One).await, Ok(()), "{answer}");
     }
 }
@@ -147,7 +147,7 @@ async fn an_engine_that_took_the_order_and_cannot_tell_counts_as_asleep() {
 async fn an_engine_that_denied_and_then_says_nothing_is_asleep_once_it_says_so() {
     let later =
         [("GET /is_sleeping after POST /falls", "503"), ("GET /is_sleeping after POST /asleep", ASLEEP)];
-    let engine = Engine::new(&[TAKES, DENIES, later[0], later[1]]).await;
+    let engine = FakeEngine::new(&[TAKES, DENIES, later[0], later[1]]).await;
     let adapter = engine.vllm();
     let sleeping = tokio::spawn(async move { adapter.sleep(SleepLevel::One).await });
     let asked = || engine.asked.lock().unwrap().iter().filter(|call| *call == DENIES.0).count();
@@ -164,14 +164,15 @@ async fn an_engine_that_denied_and_then_says_nothing_is_asleep_once_it_says_so()
 
 #[tokio::test]
 async fn a_wake_that_fails_half_way_goes_no_further() {
-    let engine = Engine::new(&[("POST /wake_up?tags=weights", "ok"), ("POST /collective_rpc", "500")]).await;
+    let engine =
+        FakeEngine::new(&[("POST /wake_up?tags=weights", "ok"), ("POST /collective_rpc", "500")]).await;
     assert_eq!(engine.vllm().wake(SleepLevel::Two).await, Err(FailureCause::Refused));
     assert_eq!(engine.asked().len(), 2);
 }
 
 #[tokio::test]
 async fn sglang_gives_its_memory_back_and_reads_its_weights_again() {
-    let engine = Engine::new(&[
+    let engine = FakeEngine::new(&[
         ("POST /flush_cache", "ok"),
         ("POST /release_memory_occupation", "ok"),
         ("POST /resume_memory_occupation", "ok"),
@@ -196,7 +197,7 @@ async fn sglang_gives_its_memory_back_and_reads_its_weights_again() {
 
 #[tokio::test]
 async fn an_engine_without_sleep_calls_is_not_asked_for_any() {
-    let engine = Engine::new(&[]).await;
+    let engine = FakeEngine::new(&[]).await;
     let adapter = engine.adapter(EngineKind::LlamaCpp, SleepApi::None, ProbeTask::Generate);
     assert_eq!(adapter.sleep(SleepLevel::One).await, Err(FailureCause::Refused));
     assert_eq!(adapter.wake(SleepLevel::One).await, Err(FailureCause::Refused));
@@ -205,7 +206,7 @@ async fn an_engine_without_sleep_calls_is_not_asked_for_any() {
 
 #[tokio::test]
 async fn a_list_of_models_is_health_enough_where_there_is_no_health_route() {
-    let engine = Engine::new(&[("GET /v1/models", r#"{"data": [{"id": "x.gguf"}]}"#)]).await;
+    let engine = FakeEngine::new(&[("GET /v1/models", r#"{"data": [{"id": "x.gguf"}]}"#)]).await;
     let llama = engine.adapter(EngineKind::LlamaCpp, SleepApi::None, ProbeTask::Generate);
     assert_eq!(llama.health(WITHIN).await, EngineHealth::Healthy);
     assert_eq!(llama.check_served_name(WITHIN).await, Ok(()));
@@ -216,7 +217,8 @@ async fn a_list_of_models_is_health_enough_where_there_is_no_health_route() {
 
 #[tokio::test]
 async fn the_probe_falls_back_to_plain_completions_and_asks_what_the_task_is() {
-    let engine = Engine::new(&[("POST /v1/chat/completions", "400"), ("POST /v1/completions", "ok")]).await;
+    let engine =
+        FakeEngine::new(&[("POST /v1/chat/completions", "400"), ("POST /v1/completions", "ok")]).await;
     assert_eq!(engine.vllm().probe(WITHIN).await, CanaryVerdict::Passed);
     assert_eq!(engine.asked().len(), 2);
     for (task, path) in [(ProbeTask::Embed, "POST /v1/embeddings"), (ProbeTask::Score, "POST /score")] {
@@ -228,11 +230,11 @@ async fn the_probe_falls_back_to_plain_completions_and_asks_what_the_task_is() {
 
 #[tokio::test]
 async fn a_probe_fails_by_a_5xx_a_silent_engine_or_none() {
-    let engine = Engine::new(&[("POST /v1/chat/completions", "503")]).await;
+    let engine = FakeEngine::new(&[("POST /v1/chat/completions", "503")]).await;
     assert_eq!(engine.vllm().probe(WITHIN).await, CanaryVerdict::Failed(FailureCause::Unhealthy));
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = silent.local_addr().unwrap();
-    let at = |address| Engine { address, asked: Arc::default() }.vllm();
+    let at = |address| FakeEngine { address, asked: Arc::default() }.vllm();
     assert_eq!(
         at(address).probe(Duration::from_millis(50)).await,
         CanaryVerdict::Failed(FailureCause::Timeout)

@@ -36,7 +36,7 @@ const AT_ONCE: Duration = Duration::from_millis(50);
 const LONG: Duration = Duration::from_secs(10);
 
 /// A listening engine.
-struct Engine(TcpListener);
+struct ListeningEngine(TcpListener);
 
 /// The engine's side of one connection.
 struct Peer(TcpStream);
@@ -95,7 +95,7 @@ impl RecordingObserver {
     }
 }
 
-impl Engine {
+impl ListeningEngine {
     async fn start() -> Self {
         Self(TcpListener::bind("127.0.0.1:0").await.unwrap())
     }

@@ -8,7 +8,7 @@ use super::{ClusterEvent, SimulatedCluster, pods::SimulatedStub};
 use crate::{
     pairing::{
         command::{EngineStep, PairingAction, PairingCommand, ProviderStep, RequesterStep},
-        event::{CommandFailure, CommandReply, Epoch, PairingEvent, QueriedCondition},
+        event::{CommandFailure, CommandReply, LeaderEpoch, PairingEvent, QueriedCondition},
         ids::RequesterId,
     },
     units::Millis,
@@ -224,4 +224,4 @@ fn is_fenced(order: &PairingAction) -> bool {
 }
 
 /// The epoch and serial number of a command.
-pub(super) type CommandKey = (Epoch, u64);
+pub(super) type CommandKey = (LeaderEpoch, u64);

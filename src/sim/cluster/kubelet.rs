@@ -10,7 +10,7 @@ use super::{
 use crate::{
     model::AcceleratorId,
     pairing::{
-        event::{EngineRecord, Epoch, ProviderPhase},
+        event::{EngineRecord, LeaderEpoch, ProviderPhase},
         ids::{LauncherBuild, NodeName, PairingEngineId, RequesterId, Uid},
     },
     units::{Bytes, Generation, Millis},
@@ -78,7 +78,7 @@ impl SimulatedCluster {
     pub(super) fn stub_starts(&mut self, id: &RequesterId) {
         let container = Uid::from(self.next_uid("stub"));
         if let Some(requester) = self.requesters.get_mut(id).filter(|r| !r.terminated) {
-            requester.stub = Some(SimulatedStub { container, epoch: Epoch(0), open_to: None });
+            requester.stub = Some(SimulatedStub { container, epoch: LeaderEpoch(0), open_to: None });
             self.emit_requester(id);
         }
     }
@@ -127,7 +127,7 @@ impl SimulatedCluster {
         key: &ProviderKey,
         build: Option<LauncherBuild>,
         records: Vec<EngineRecord>,
-        epoch: Epoch,
+        epoch: LeaderEpoch,
     ) {
         let uid = Uid::from(self.next_uid("pod"));
         let provider = SimulatedProvider {

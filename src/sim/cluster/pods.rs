@@ -6,8 +6,8 @@ use crate::{
     model::{AcceleratorId, SleepLevel},
     pairing::{
         event::{
-            AcceleratorFacts, EngineRecord, Epoch, ObservedProvider, ObservedRequester, PairingNodeFacts,
-            ProviderPhase, RequestedEngine,
+            AcceleratorFacts, EngineRecord, LeaderEpoch, ObservedProvider, ObservedRequester,
+            PairingNodeFacts, ProviderPhase, RequestedEngine,
         },
         ids::{LauncherBuild, NodeName, PairingEngineId, ProviderId, RequesterId, Uid},
     },
@@ -45,7 +45,7 @@ pub(super) struct SimulatedRequester {
 #[derive(Clone, Debug)]
 pub(super) struct SimulatedStub {
     pub(super) container: Uid,
-    pub(super) epoch: Epoch,
+    pub(super) epoch: LeaderEpoch,
     /// The engine and Pod that the gate is open to. In a launcher the engine's next generation has the same address.
     pub(super) open_to: Option<(PairingEngineId, Uid)>,
 }
@@ -61,7 +61,7 @@ pub(super) struct SimulatedProvider {
     pub(super) build: Option<LauncherBuild>,
     /// The memory limit of its Pod.
     pub(super) memory_limit: Option<Bytes>,
-    pub(super) epoch: Epoch,
+    pub(super) epoch: LeaderEpoch,
     /// A launcher that answers no call.
     pub(super) hung: bool,
     pub(super) records: Vec<EngineRecord>,
@@ -82,7 +82,7 @@ pub(super) struct VanishedProcess {
     pub(super) pod: Uid,
     pub(super) process: PodProcess,
     /// The leader that will learn that the object vanished. No other leader can know of it.
-    pub(super) observed_by: Option<Epoch>,
+    pub(super) observed_by: Option<LeaderEpoch>,
 }
 
 /// A running engine.

@@ -7,7 +7,7 @@ use super::{ClusterEvent, SimulatedCluster, pods::ProviderKey};
 use crate::{
     pairing::{
         Pairing,
-        event::{Epoch, PairingEvent},
+        event::{LeaderEpoch, PairingEvent},
         ids::{NodeName, PairingEngineId, RequesterId, Uid},
     },
     units::{Generation, Millis, Tick},
@@ -49,7 +49,7 @@ impl SimulatedCluster {
         self.event_queue.schedule(at, ClusterEvent::DeliverWatchEvent(self.epoch, event));
     }
 
-    pub(super) fn deliver(&mut self, epoch: Epoch, event: &PairingEvent) -> bool {
+    pub(super) fn deliver(&mut self, epoch: LeaderEpoch, event: &PairingEvent) -> bool {
         if epoch != self.epoch {
             return false;
         }
@@ -241,7 +241,7 @@ impl SimulatedCluster {
         self.listed = false;
         let before = std::mem::replace(&mut self.pairing, Pairing::new(self.scenario.settings));
         self.paused_leader = self.random.chance(0.5).then_some((self.epoch, before));
-        self.epoch = Epoch(self.epoch.0 + 1);
+        self.epoch = LeaderEpoch(self.epoch.0 + 1);
         self.flush_writes();
         let goes_on = self.random_duration((10, 30_000));
         self.schedule(goes_on, ClusterEvent::PausedLeaderResumes);

@@ -66,7 +66,7 @@ mod tests {
         model::SleepLevel,
         pairing::{
             command::EngineStopReason,
-            event::{EngineRecord, Epoch},
+            event::{EngineRecord, LeaderEpoch},
             node::HostMemoryShortage,
         },
         units::{Bytes, Generation},
@@ -105,7 +105,12 @@ mod tests {
     }
 
     fn executed(action: PairingAction) -> CommandContext {
-        CommandContext::for_test(PairingCommand { node: "n".into(), epoch: Epoch(1), serial: 1, action })
+        CommandContext::for_test(PairingCommand {
+            node: "n".into(),
+            epoch: LeaderEpoch(1),
+            serial: 1,
+            action,
+        })
     }
 
     fn record() -> EngineRecord {

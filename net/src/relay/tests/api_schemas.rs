@@ -63,7 +63,11 @@ fn framed(stream: &[u8], framing: Framing, random: &mut Random) -> Vec<u8> {
 }
 
 /// The client's result when the engine writes `pieces` one by one.
-async fn through(engine: &Engine, form: ApiSchema, pieces: &[&[u8]]) -> (Vec<u8>, Option<ResponseFacts>) {
+async fn through(
+    engine: &ListeningEngine,
+    form: ApiSchema,
+    pieces: &[&[u8]],
+) -> (Vec<u8>, Option<ResponseFacts>) {
     let core = Core::new(engine.address());
     let observer = RecordingObserver::default();
     let mut order = core.exchange_args(true, &observer);
@@ -96,7 +100,7 @@ async fn through(engine: &Engine, form: ApiSchema, pieces: &[&[u8]]) -> (Vec<u8>
 
 #[tokio::test]
 async fn a_stream_cut_at_any_byte_passes_byte_for_byte() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     for (form, stream) in STREAMS {
         for framing in FRAMINGS {
             let wire = framed(stream.as_bytes(), framing, &mut Random(3));
@@ -111,7 +115,7 @@ async fn a_stream_cut_at_any_byte_passes_byte_for_byte() {
 
 #[tokio::test]
 async fn random_streams_cut_and_glued_at_random_pass_byte_for_byte() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let mut random = Random(7);
     for round in 0..90 {
         let (form, end) = STREAMS[round % 3];
@@ -155,7 +159,7 @@ async fn a_stream_without_its_own_end_is_ended_by_an_error_in_the_words_of_its_a
     for (form, stream) in STREAMS {
         let (first, _) = stream.split_once("\n\n").unwrap();
         let begun = format!("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n{first}\n\n");
-        let engine = Engine::start().await;
+        let engine = ListeningEngine::start().await;
         let core = Core::new(engine.address());
         let observer = RecordingObserver::default();
         let mut order = core.exchange_args(true, &observer);
@@ -190,7 +194,7 @@ async fn a_document_is_looked_into_only_when_that_is_wanted_and_never_touched() 
         ("application/json\r\ncontent-encoding: gzip", true, None),
         ("audio/wav", true, None),
     ] {
-        let engine = Engine::start().await;
+        let engine = ListeningEngine::start().await;
         let core = Core::new(engine.address());
         let observer = RecordingObserver::default();
         let mut order = core.exchange_args(false, &observer);
@@ -223,7 +227,7 @@ async fn a_document_is_looked_into_only_when_that_is_wanted_and_never_touched() 
 
 #[tokio::test]
 async fn a_document_that_breaks_off_gets_no_event() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     let observer = RecordingObserver::default();
     let mut order = core.exchange_args(false, &observer);

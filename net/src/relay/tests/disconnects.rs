@@ -6,7 +6,7 @@ const DROPS: usize = 100;
 
 #[tokio::test]
 async fn a_client_that_leaves_while_connecting_leaves_nothing() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     for _ in 0..DROPS {
         let observer = RecordingObserver::default();
@@ -25,7 +25,7 @@ async fn a_client_that_leaves_while_connecting_leaves_nothing() {
 
 #[tokio::test]
 async fn a_client_that_leaves_while_the_engine_thinks_is_seen_leaving() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     for round in 0..DROPS {
         let observer = RecordingObserver::default();
@@ -55,7 +55,7 @@ async fn a_client_that_leaves_while_the_engine_thinks_is_seen_leaving() {
 
 #[tokio::test]
 async fn a_client_that_leaves_mid_stream_is_seen_leaving_though_no_token_flows() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     for round in 0..DROPS {
         let observer = RecordingObserver::default();
@@ -82,7 +82,7 @@ async fn a_client_that_leaves_mid_stream_is_seen_leaving_though_no_token_flows()
 
 #[tokio::test]
 async fn a_client_that_leaves_while_its_body_is_being_sent_is_seen_leaving() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     for _ in 0..10 {
         let observer = RecordingObserver::default();

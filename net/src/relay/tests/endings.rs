@@ -26,7 +26,7 @@ fn event(fault: &Fault) -> String {
 /// A response whose body has begun with `script`, and its engine.
 async fn begun(
     core: &Core,
-    engine: &Engine,
+    engine: &ListeningEngine,
     observer: &RecordingObserver,
     script: &str,
 ) -> (RelayBody<RecordingObserver>, Peer) {
@@ -60,7 +60,7 @@ async fn a_stream_that_ends_by_closing_is_whole_only_with_its_last_event() {
         ("data: {\"error\":{\"half", false),
     ] {
         for inspection in INSPECTIONS {
-            let engine = Engine::start().await;
+            let engine = ListeningEngine::start().await;
             let core = Core { inspection, ..Core::new(engine.address()) };
             let observer = RecordingObserver::default();
             let (mut body, peer) = begun(&core, &engine, &observer, &format!("{until_close}{text}")).await;
@@ -77,7 +77,7 @@ async fn a_stream_that_ends_by_closing_is_whole_only_with_its_last_event() {
 #[tokio::test]
 async fn an_engine_that_dies_mid_stream_leaves_an_error_event_and_an_unclean_end() {
     for text in ["data: 1\n\n", "data: 1\n\ndata: {\"half", "data: 1\n", ""] {
-        let engine = Engine::start().await;
+        let engine = ListeningEngine::start().await;
         let core = Core::new(engine.address());
         let observer = RecordingObserver::default();
         let (mut body, mut peer) = begun(&core, &engine, &observer, EVENTS).await;
@@ -100,7 +100,7 @@ async fn an_engine_that_dies_mid_stream_leaves_an_error_event_and_an_unclean_end
 /// The engine's connections end before its exit is detected.
 #[tokio::test]
 async fn a_stream_whose_engine_died_says_so_and_not_that_a_connection_broke() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let mut core = Core::new(engine.address());
     core.timeouts.exit_wait = LONG.into();
     let observer = RecordingObserver::default();
@@ -120,7 +120,7 @@ async fn a_stream_whose_engine_died_says_so_and_not_that_a_connection_broke() {
 #[tokio::test]
 async fn at_a_border_the_error_event_follows_directly() {
     for text in ["data: 1\n\n", "data: 1\r\n\r\n", "data: 1\r\r"] {
-        let engine = Engine::start().await;
+        let engine = ListeningEngine::start().await;
         let core = Core::new(engine.address());
         let observer = RecordingObserver::default();
         let (mut body, mut peer) = begun(&core, &engine, &observer, EVENTS).await;
@@ -136,7 +136,7 @@ async fn at_a_border_the_error_event_follows_directly() {
 async fn after_done_or_the_engines_own_error_nothing_is_added() {
     for text in ["data: [DONE]\n\n", "data: {\"error\":{}}\n\n", "event: error\ndata: {}\n\n"] {
         for inspection in INSPECTIONS {
-            let engine = Engine::start().await;
+            let engine = ListeningEngine::start().await;
             let core = Core { inspection, ..Core::new(engine.address()) };
             let observer = RecordingObserver::default();
             let (mut body, mut peer) = begun(&core, &engine, &observer, EVENTS).await;
@@ -153,7 +153,7 @@ async fn into_a_body_that_is_no_plain_event_stream_nothing_is_written() {
         "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n",
         "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n",
     ] {
-        let engine = Engine::start().await;
+        let engine = ListeningEngine::start().await;
         let core = Core::new(engine.address());
         let observer = RecordingObserver::default();
         let (mut body, mut peer) = begun(&core, &engine, &observer, head).await;
@@ -178,7 +178,7 @@ async fn what_is_no_answer_is_a_closed_engine() {
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nxx\r\n{}",
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\nxx\r\n",
     ] {
-        let engine = Engine::start().await;
+        let engine = ListeningEngine::start().await;
         let core = Core::new(engine.address());
         let observer = RecordingObserver::default();
         let engine = async {
@@ -199,7 +199,7 @@ async fn what_is_no_answer_is_a_closed_engine() {
 
 #[tokio::test]
 async fn an_engine_that_is_not_there_costs_nothing_and_the_request_may_go_elsewhere() {
-    let address = Engine::start().await.address();
+    let address = ListeningEngine::start().await.address();
     let core = Core::new(address);
     let observer = RecordingObserver::default();
     let failed = core.send(true, &observer).await.unwrap_err();
@@ -230,7 +230,7 @@ async fn an_engine_that_lets_nobody_in_is_told_from_one_that_is_not_there() {
 #[tokio::test]
 async fn each_deadline_names_itself() {
     let timer = |timeout, limit| Fault::EngineTimeout { model: "m".into(), timeout, limit: Millis(limit) };
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let mut core = Core::new(engine.address());
     core.timeouts.first_byte = Millis(200);
     core.timeouts.non_stream = Millis(250);
@@ -266,7 +266,7 @@ async fn each_deadline_names_itself() {
 #[tokio::test]
 async fn revocation_ends_an_exchange_in_every_phase() {
     // While the exchange waits for the head.
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     let observer = RecordingObserver::default();
     let engine_side = async {
@@ -301,7 +301,7 @@ async fn revocation_ends_an_exchange_in_every_phase() {
 
 #[tokio::test]
 async fn a_lease_revoked_before_the_exchange_begins_sends_nothing() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     let observer = RecordingObserver::default();
     let order = core.exchange_args(true, &observer);
@@ -314,7 +314,7 @@ async fn a_lease_revoked_before_the_exchange_begins_sends_nothing() {
 /// A server drops unwritten data when a body fails, so the event must be written before.
 #[tokio::test]
 async fn behind_a_real_server_the_client_reads_the_event_and_no_clean_end() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     let observer = RecordingObserver::default();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -379,7 +379,7 @@ impl AsyncWrite for RevocableSocket {
 
 #[tokio::test]
 async fn a_client_that_reads_nothing_cannot_hold_a_revoked_lease() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     let observer = RecordingObserver::default();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -4,7 +4,7 @@ use super::*;
 
 #[tokio::test]
 async fn frames_pass_as_they_come_and_the_lease_lasts_until_the_last_byte() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     let observer = RecordingObserver::default();
     let (answer, mut peer) = tokio::join!(core.send(true, &observer), async {
@@ -39,7 +39,7 @@ async fn frames_pass_as_they_come_and_the_lease_lasts_until_the_last_byte() {
 }
 
 async fn whole(stream: bool, script: &'static str) -> (Response<String>, Result<(), Fault>, Core, Peer) {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     let observer = RecordingObserver::default();
     let engine = async {
@@ -110,7 +110,7 @@ async fn an_engines_refusal_passes_with_its_status_and_without_its_hops() {
 
 #[tokio::test]
 async fn an_answer_before_the_body_is_read_is_delivered() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     let observer = RecordingObserver::default();
     let mut order = core.exchange_args(false, &observer);
@@ -130,7 +130,7 @@ async fn an_answer_before_the_body_is_read_is_delivered() {
 
 #[tokio::test]
 async fn a_body_still_on_its_way_when_the_answer_begins_is_sent_to_its_end() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     let observer = RecordingObserver::default();
     let mut order = core.exchange_args(false, &observer);
@@ -155,7 +155,7 @@ async fn a_body_still_on_its_way_when_the_answer_begins_is_sent_to_its_end() {
 
 #[tokio::test]
 async fn a_spliced_body_arrives_joined() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     let observer = RecordingObserver::default();
     let body = Bytes::from_static(br#"{"model":"alias","stream":false}"#);
@@ -176,7 +176,7 @@ async fn a_spliced_body_arrives_joined() {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_stops_its_engine() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     let observer = RecordingObserver::default();
     let engine = async {
@@ -203,7 +203,7 @@ async fn a_client_that_does_not_read_stops_its_engine() {
 
 #[tokio::test]
 async fn a_stream_whose_client_keeps_up_is_read_into_the_same_memory_again_and_again() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     let observer = RecordingObserver::default();
     let engine = async {

@@ -32,7 +32,7 @@ async fn answer(peer: &mut Peer, text: &str) {
 }
 
 /// Opens two connections, and uses the second one last.
-async fn two(core: &Core, engine: &Engine, observer: &RecordingObserver) -> (Peer, Peer) {
+async fn two(core: &Core, engine: &ListeningEngine, observer: &RecordingObserver) -> (Peer, Peer) {
     let one_by_one = async {
         let (mut first, mut second) = (engine.accept().await, engine.accept().await);
         answer(&mut first, OK).await;
@@ -47,7 +47,7 @@ async fn two(core: &Core, engine: &Engine, observer: &RecordingObserver) -> (Pee
 
 #[tokio::test]
 async fn the_connection_used_last_is_used_next() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     let observer = RecordingObserver::default();
     let (_first, mut second) = two(&core, &engine, &observer).await;
@@ -59,7 +59,7 @@ async fn the_connection_used_last_is_used_next() {
 
 #[tokio::test]
 async fn a_connection_that_was_closed_while_idle_is_passed_over() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     let observer = RecordingObserver::default();
     let (mut first, second) = two(&core, &engine, &observer).await;
@@ -71,7 +71,7 @@ async fn a_connection_that_was_closed_while_idle_is_passed_over() {
 
 #[tokio::test]
 async fn a_reused_connection_that_gives_no_byte_is_replayed_once_on_a_new_one() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     let observer = RecordingObserver::default();
     let (first, mut second) = two(&core, &engine, &observer).await;
@@ -94,7 +94,7 @@ async fn a_reused_connection_that_gives_no_byte_is_replayed_once_on_a_new_one() 
 
 #[tokio::test]
 async fn the_replay_is_spent_on_a_new_connection_only_and_only_once() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     let observer = RecordingObserver::default();
     let (first, mut second) = two(&core, &engine, &observer).await;
@@ -113,7 +113,7 @@ async fn the_replay_is_spent_on_a_new_connection_only_and_only_once() {
 
 #[tokio::test]
 async fn what_an_engine_has_had_for_seconds_is_sent_no_second_time() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     let observer = RecordingObserver::default();
     let (first, mut second) = two(&core, &engine, &observer).await;
@@ -133,7 +133,7 @@ async fn what_an_engine_has_had_for_seconds_is_sent_no_second_time() {
 /// The engine read the request and died of it. Another engine would, too.
 #[tokio::test]
 async fn what_an_engine_has_read_may_not_go_elsewhere_though_it_cannot_be_reached_again() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     let observer = RecordingObserver::default();
     let (first, mut second) = two(&core, &engine, &observer).await;
@@ -149,7 +149,7 @@ async fn what_an_engine_has_read_may_not_go_elsewhere_though_it_cannot_be_reache
 
 #[tokio::test]
 async fn after_one_byte_nothing_is_replayed() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());
     let observer = RecordingObserver::default();
     let (first, mut second) = two(&core, &engine, &observer).await;
@@ -165,7 +165,7 @@ async fn after_one_byte_nothing_is_replayed() {
 
 #[tokio::test]
 async fn another_life_at_the_same_address_shares_no_connection() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let mut core = Core::new(engine.address());
     let observer = RecordingObserver::default();
     let mut peer = async {
@@ -189,7 +189,7 @@ async fn another_life_at_the_same_address_shares_no_connection() {
 #[tokio::test]
 async fn idle_connections_are_closed_by_this_side_and_before_the_engine_does() {
     assert!(pool::DEFAULT_IDLE_TIMEOUT < Millis::secs(5));
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let mut core = Core::new(engine.address());
     core.pool = ConnectionPool::new(Millis(60), 8);
     let observer = RecordingObserver::default();
@@ -213,7 +213,7 @@ async fn idle_connections_are_closed_by_this_side_and_before_the_engine_does() {
 
 #[tokio::test]
 async fn an_engine_keeps_no_more_than_its_share_of_connections() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let mut core = Core::new(engine.address());
     core.pool = ConnectionPool::new(pool::DEFAULT_IDLE_TIMEOUT, 1);
     let observer = RecordingObserver::default();
@@ -239,7 +239,7 @@ impl BackendTls for CountingTls {
 
 #[tokio::test]
 async fn a_backend_has_a_name_a_path_and_connections_of_its_own() {
-    let engine = Engine::start().await;
+    let engine = ListeningEngine::start().await;
     let (seen, tls) = (RecordingObserver::default(), Arc::new(CountingTls::default()));
     let of = |host: &str| {
         let mut core = Core::new(engine.address());
