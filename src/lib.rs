@@ -12,6 +12,9 @@
 //! has a reason. `Cargo.toml` names no crate that performs I/O, and `clippy.toml` lists the types of the standard library
 //! that this crate must not use. [`shell_words`] parses command lines, and [`error_chain`] renders errors.
 //!
+//! [`fleet`] decides for models: `plan` starts and evicts engines, `dispatch` grants and refuses, `explain` words the
+//! reasons. [`pairing`] decides for dual pods. [`fault`] has every refusal. [`sim`] simulates worlds for both.
+//!
 //! In production, only the gateway's driver calls these three functions, and it alone reads the clock for them.
 
 // Nearly every module reads bytes from outside, and an index out of bounds ends every stream: releases abort at a

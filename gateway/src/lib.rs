@@ -1,4 +1,6 @@
-//! The gateway: listeners, the driver, the platforms.
+//! The gateway: [`serve`] accepts connections, [`http`] handles one request, [`keys`] limits clients, [`routing`] chooses
+//! the engine, [`driver`] turns events into commands, and [`platform`] executes them on one machine. [`app`] wires all
+//! of it.
 
 // As in the crate `rouse`: release builds abort at a panic, which ends all streams.
 #![warn(clippy::indexing_slicing)]

@@ -2,7 +2,7 @@
 //!
 //! Every accelerator of the engine must pass two checks. First, its reservation must fit beside those of every engine
 //! known there, whichever Pod the kubelet gave the accelerator to: that is the guarantee. Second, the sleepers must be
-//! within their budget. That is seed 1's rule, judged by the meter where a reading counts, else by the known residues.
+//! within their budget. That is the public project's rule, judged by the meter where a reading counts, else by the known residues.
 //! Host RAM never delays or evicts: an engine takes some only when it falls asleep at level 1, and only if enough is
 //! free.
 //!

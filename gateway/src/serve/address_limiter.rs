@@ -22,7 +22,6 @@ const OFFENCE_WINDOW: Duration = Duration::from_secs(10);
 /// Connections are counted exactly. Offences are counted by an estimator of fixed size, which many addresses cannot
 /// fill. It may count too many for an address, never too few. The first 64 bits of an IPv6 address identify a client,
 /// because the owner of such a network owns all addresses in it.
-/// has one such network has all that is in it.
 pub(super) struct AddressLimiter {
     open: Mutex<HashMap<IpAddr, AddressUsage>>,
     offences: Rate,

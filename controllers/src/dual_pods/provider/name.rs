@@ -71,7 +71,11 @@ mod tests {
 
     #[test]
     fn it_is_made_of_node_mask_and_fingerprint() {
-        assert_eq!(named("somenode", Some(&[3]), ProviderMode::Plain), "somenode-8-dual", "as in seed 1");
+        assert_eq!(
+            named("somenode", Some(&[3]), ProviderMode::Plain),
+            "somenode-8-dual",
+            "as in the public project"
+        );
         assert_eq!(named("somenode", Some(&[0, 1, 7]), ProviderMode::Sleep), "somenode-83-01234567-dual");
         assert_eq!(named("n", Some(&[64]), ProviderMode::Plain), "n-10000000000000000-dual");
         let unnumbered = named("Node.a", None, ProviderMode::Plain);

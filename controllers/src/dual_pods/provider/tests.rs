@@ -60,7 +60,7 @@ fn made(requester: &Pod, mode: ProviderMode, owner: Option<&RequesterOwner>) -> 
     build(requester, &place, &record, owner, &ProviderSettings::default()).map(|made| made.pod)
 }
 
-/// Compares every field with seed 1; the intended differences have comments.
+/// Compares every field with what the public project makes; the intended differences have comments.
 #[test]
 fn the_seeds_requester_gets_the_seeds_provider() {
     let pod = made(&seed(), ProviderMode::Plain, None).unwrap();
