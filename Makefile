@@ -92,6 +92,7 @@ INSTRUCTIONS = "$(OPTIMISED)/instructions"
 .PHONY: test-bench
 test-bench: ## Instructions per request and event, size and idle memory, held to what is recorded (ARGS="--annotate CASE" for where they go)
 	@command -v valgrind >/dev/null || { echo "valgrind is missing, which counts instructions: apt-get install valgrind"; exit 1; }
+	@command -v strip >/dev/null || { echo "strip is missing, without which sizes mean nothing: apt-get install binutils"; exit 1; }
 	@$(PART) "the optimised programs" 240 $(MAKE) build-counted
 	@$(PART) "the programs' size, and memory when idle" 10 gateway/benches/size "$(OPTIMISED)" --check
 	@$(PART) "instructions per request and per event, over pipes in memory" 240 $(INSTRUCTIONS) $(ARGS)

@@ -368,16 +368,16 @@ impl PairingController {
     /// Returns the kubelet's reason why this requester's last provider, or the launcher there, failed.
     fn provider_failure(&self, node: &NodeName, requester: &RequesterId) -> Option<&str> {
         let pairing_node = self.core.node(node)?;
-        let observed = pairing_node.requesters.get(requester)?;
-        let crashed = observed
+        let requester_state = pairing_node.requesters.get(requester)?;
+        let crashed = requester_state
             .accelerators
             .iter()
             .filter_map(|on| pairing_node.accelerators.get(on))
             .any(|on| on.crashes > 0);
-        if observed.failures == 0 && !crashed {
+        if requester_state.failures == 0 && !crashed {
             return None;
         }
-        self.index.container_failure(node, &observed.accelerators)
+        self.index.container_failure(node, &requester_state.accelerators)
     }
 }
 

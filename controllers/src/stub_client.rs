@@ -141,6 +141,8 @@ impl StubClient {
     }
 
     /// Puts the engine to sleep or wakes it; returns when that is done. `None`: the stub has no such call.
+    ///
+    /// Errors: also an answer that is not an [`ActuationResult`].
     pub(crate) async fn actuate(
         &self,
         wake: bool,

@@ -34,7 +34,7 @@ static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| {
     AtomicU16::new(u16::try_from(anywhere % 10_000).unwrap_or_default())
 });
 
-/// A free loopback port that no other call of [`claim`] or [`free`] returns while this value lives.
+/// A loopback port that no other call of [`claim`] returns while this value lives.
 #[derive(Debug)]
 pub struct ClaimedPort {
     number: u16,
@@ -49,11 +49,11 @@ impl ClaimedPort {
     }
 }
 
-/// Claims a free loopback port for the rest of this process's life.
+/// Claims a free loopback port for the rest of this process's life. Each call keeps a descriptor open.
 ///
 /// # Errors
 /// There is no free port, or no permission to listen.
-pub fn free() -> io::Result<u16> {
+pub fn claim_for_process() -> io::Result<u16> {
     let claimed = claim()?;
     let number = claimed.number;
     mem::forget(claimed);
@@ -77,19 +77,22 @@ pub fn claim() -> io::Result<ClaimedPort> {
         CANDIDATE_PORTS.start + next % (CANDIDATE_PORTS.end - CANDIDATE_PORTS.start)
     });
     let chosen = candidates.find_map(|port| {
-        let claimed = claim_if_unclaimed(port)?;
+        let claimed = claim_number(port)?;
         bind_once(port).is_ok().then_some(claimed)
     });
-    match chosen {
-        Some(claimed) => Ok(claimed),
-        None => {
-            let number = bind_once(0)?;
-            Ok(ClaimedPort { number, _claim: bind_claim(number).ok() })
+    if let Some(claimed) = chosen {
+        return Ok(claimed);
+    }
+    loop {
+        if let Some(claimed) = claim_number(bind_once(0)?) {
+            return Ok(claimed);
         }
     }
 }
 
-fn claim_if_unclaimed(port: u16) -> Option<ClaimedPort> {
+/// Claims this port. `None`: it has a claim already.
+#[must_use]
+pub fn claim_number(port: u16) -> Option<ClaimedPort> {
     match bind_claim(port) {
         Ok(claim) => Some(ClaimedPort { number: port, _claim: Some(claim) }),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => None,
@@ -118,9 +121,9 @@ mod tests {
 
     #[test]
     fn two_in_a_row_are_two_and_a_taken_one_is_passed_over() {
-        let first = free().unwrap();
+        let first = claim_for_process().unwrap();
         let _taken = TcpListener::bind((Ipv4Addr::LOCALHOST, first)).unwrap();
-        let others: Vec<u16> = (0..100).map(|_| free().unwrap()).collect();
+        let others: Vec<u16> = (0..100).map(|_| claim_for_process().unwrap()).collect();
         assert!(!others.contains(&first), "{first} {others:?}");
     }
 
@@ -129,7 +132,7 @@ mod tests {
         let claimed = claim().unwrap();
         assert_eq!(bind_claim(claimed.number()).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         NEXT.store(claimed.number().wrapping_sub(CANDIDATE_PORTS.start), Ordering::Relaxed);
-        assert_ne!(free().unwrap(), claimed.number());
+        assert_ne!(claim_for_process().unwrap(), claimed.number());
     }
 
     #[test]
@@ -140,7 +143,7 @@ mod tests {
             return;
         };
         if lowest >= CANDIDATE_PORTS.end {
-            assert!(CANDIDATE_PORTS.contains(&free().unwrap()));
+            assert!(CANDIDATE_PORTS.contains(&claim_for_process().unwrap()));
         }
     }
 

@@ -12,7 +12,7 @@ pub fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: 
     collector
 }
 
-/// Unwraps a result. Names and labels are constants of this module, so the first test finds an error.
+/// Unwraps a result. Names and labels are constants of the callers, so the first test finds an error.
 pub fn expect_valid<T>(result: prometheus::Result<T>) -> T {
     result.expect("the names and labels of metrics are valid and different")
 }

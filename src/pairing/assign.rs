@@ -41,14 +41,14 @@ impl NodePlanBuilder<'_> {
         {
             return Some(RequesterStep::Delete { reason });
         }
-        let present = self.needs_finalizer(id);
-        if requester.observed.finalizer != present
-            && (!present || requester.observed.deleting_since.is_none())
+        let wants_finalizer = self.needs_finalizer(id);
+        if requester.observed.finalizer != wants_finalizer
+            && (!wants_finalizer || requester.observed.deleting_since.is_none())
         {
-            return Some(RequesterStep::SetFinalizer { present });
+            return Some(RequesterStep::SetFinalizer { present: wants_finalizer });
         }
         if requester.observed.deleting_since.is_some()
-            && !present
+            && !wants_finalizer
             && requester.is_stub_reachable()
             && !requester.released
         {

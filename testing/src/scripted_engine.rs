@@ -46,40 +46,40 @@ pub fn read_request(stream: &mut impl Read) -> Option<Vec<u8>> {
 }
 
 /// Like [`read_request`], with the bytes of the request that have arrived before.
-pub fn read_rest_of_request(stream: &mut impl Read, came: Vec<u8>) -> Option<Vec<u8>> {
-    read_until(stream, came, request_length)
+pub fn read_rest_of_request(stream: &mut impl Read, received: Vec<u8>) -> Option<Vec<u8>> {
+    read_until(stream, received, request_length)
 }
 
 fn read_until(
     stream: &mut impl Read,
-    mut came: Vec<u8>,
+    mut received: Vec<u8>,
     length: impl Fn(&[u8]) -> Option<usize>,
 ) -> Option<Vec<u8>> {
     let mut buffer = [0; 16 << 10];
-    while length(&came).is_none() {
+    while length(&received).is_none() {
         match stream.read(&mut buffer) {
-            Ok(read @ 1..) => came.extend_from_slice(&buffer[..read]),
+            Ok(read @ 1..) => received.extend_from_slice(&buffer[..read]),
             _ => return None,
         }
     }
-    Some(came)
+    Some(received)
 }
 
 /// The length of the head with its empty line, once it is complete.
-pub fn head_length(came: &[u8]) -> Option<usize> {
-    Some(came.windows(4).position(|window| window == b"\r\n\r\n")? + 4)
+pub fn head_length(received: &[u8]) -> Option<usize> {
+    Some(received.windows(4).position(|window| window == b"\r\n\r\n")? + 4)
 }
 
-/// The length of the request with its body, once it is complete. A chunked request must be the last of `came`.
-pub fn request_length(came: &[u8]) -> Option<usize> {
-    let length = head_length(came)?;
-    let (head, body) = came.split_at(length);
+/// The length of the request with its body, once it is complete. A chunked request must be the last of `received`.
+pub fn request_length(received: &[u8]) -> Option<usize> {
+    let length = head_length(received)?;
+    let (head, body) = received.split_at(length);
     let head = String::from_utf8_lossy(head).to_lowercase();
     let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name));
     let body_length = match field("content-length:") {
         Some(value) => value.trim().parse::<usize>().unwrap(),
         None if field("transfer-encoding:").is_none() => 0,
-        None => return body.ends_with(b"0\r\n\r\n").then_some(came.len()),
+        None => return body.ends_with(b"0\r\n\r\n").then_some(received.len()),
     };
     (body.len() >= body_length).then_some(length + body_length)
 }

@@ -97,7 +97,7 @@ impl CommandContext {
         let pod = self.requester.as_ref().map(|requester| &requester.name);
         let namespace = pod
             .or_else(|| self.provider.as_ref().map(|provider| &provider.name))
-            .map_or("", |provider| &provider.namespace);
+            .map_or("", |name| &name.namespace);
         let config = self.requester.as_ref().and_then(RequesterPod::config);
         Arc::new(self.metrics.call_observer(namespace, config.map(|config| config.name.as_str())))
     }
@@ -225,9 +225,9 @@ impl PairingController {
         }
         if id.mode != ProviderMode::Launcher {
             context.namespace = match &context.requester {
-                Some(provider_pod) => {
-                    self.provider_namespaces.insert(location, provider_pod.name.namespace.clone());
-                    Some(provider_pod.name.namespace.clone())
+                Some(requester_pod) => {
+                    self.provider_namespaces.insert(location, requester_pod.name.namespace.clone());
+                    Some(requester_pod.name.namespace.clone())
                 }
                 None => self.provider_namespaces.get(&location).cloned(),
             };

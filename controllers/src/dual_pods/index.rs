@@ -236,13 +236,13 @@ impl PodIndex {
         self.pods.insert(role.name().clone(), role);
     }
 
-    fn emit(&self, role: &IndexedPod, facts: &ClusterFacts, emit: &mut impl FnMut(PairingEvent)) {
+    fn emit(&self, role: &IndexedPod, facts: &ClusterFacts, sink: &mut impl FnMut(PairingEvent)) {
         match role {
             IndexedPod::Requester(requester) => {
                 let bound = || self.bound_engine(requester);
-                requester.event(facts, bound).into_iter().for_each(emit);
+                requester.event(facts, bound).into_iter().for_each(sink);
             }
-            IndexedPod::Provider(provider) => emit(PairingEvent::ProviderObserved {
+            IndexedPod::Provider(provider) => sink(PairingEvent::ProviderObserved {
                 node: provider.node.clone(),
                 provider: provider.id.clone(),
                 observed: provider.observed.clone(),

@@ -11,7 +11,7 @@ pub(crate) enum StubClientError {
     #[error("the call to the stub failed: {0}")]
     Unreachable(#[from] HttpClientError),
     /// Status 409: the stub knows a newer leader or generation, or its state excludes the order.
-    #[error("the stub rejected the epoch: a newer leader is active")]
+    #[error("the stub {}", conflict_text(*newer_epoch, text))]
     Conflict { newer_epoch: bool, text: String },
     /// Status 409 with this client's epoch and generation: the stub still executes an earlier order, for example.
     #[error("the stub is busy: {0}")]
@@ -50,6 +50,14 @@ impl StubClientError {
             502 if stays_awake(reply) => Self::StaysAwake(text),
             status => Self::Refused { status, text },
         }
+    }
+}
+
+fn conflict_text(newer_epoch: bool, text: &str) -> String {
+    if newer_epoch {
+        "rejected the epoch: a newer leader is active".to_owned()
+    } else {
+        format!("returned status 409: {text}")
     }
 }
 

@@ -127,7 +127,6 @@ pub struct WaitBreakdown {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ColdStart {
     Hot,
-    Warm,
     Cold,
 }
 

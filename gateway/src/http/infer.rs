@@ -234,7 +234,7 @@ impl RequestHandler {
     fn relay_response(
         &self,
         mut response: Box<EngineResponse>,
-        streaming_body: StreamingBodyContext,
+        body_context: StreamingBodyContext,
         exchange: ConnectionExchangeGuard,
         now: Instant,
     ) -> Response<ClientResponseBody> {
@@ -245,7 +245,7 @@ impl RequestHandler {
             add_wait_headers(&mut head, waited, &self.context);
         }
         head.map(|()| {
-            ClientResponseBody::streaming(StreamingBody::relayed(response, streaming_body, now), exchange)
+            ClientResponseBody::streaming(StreamingBody::relayed(response, body_context, now), exchange)
         })
     }
 }

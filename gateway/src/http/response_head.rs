@@ -44,7 +44,6 @@ pub(super) fn add_wait_headers(head: &mut Response<()>, waited: WaitBreakdown, c
     if let Some(cold_start) = waited.cold_start {
         let kind = match cold_start {
             ColdStart::Hot => "hot",
-            ColdStart::Warm => "warm",
             ColdStart::Cold => "cold",
         };
         headers.insert("x-rouse-cold-start", HeaderValue::from_static(kind));

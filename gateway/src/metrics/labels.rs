@@ -72,7 +72,7 @@ pub enum OutcomeLabel {
 
 pub(super) const ROUTE_COUNT: usize = RouteLabel::ALL.len();
 pub(super) const STATUS_COUNT: usize = 5;
-pub(super) const START_COUNT: usize = 4;
+pub(super) const START_COUNT: usize = 3;
 pub(super) const PHASES: [DisconnectPhase; 4] = [
     DisconnectPhase::Parked,
     DisconnectPhase::Connecting,
@@ -199,8 +199,7 @@ pub(crate) const fn cold_start_label(start: Option<ColdStart>) -> (usize, &'stat
     match start {
         None => (0, "none"),
         Some(ColdStart::Hot) => (1, "hot"),
-        Some(ColdStart::Warm) => (2, "warm"),
-        Some(ColdStart::Cold) => (3, "cold"),
+        Some(ColdStart::Cold) => (2, "cold"),
     }
 }
 

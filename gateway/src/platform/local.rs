@@ -75,8 +75,8 @@ struct LocalContext {
     store: Arc<StateStore>,
     meters: Arc<MeterReader>,
     lost_accelerators: Mutex<BTreeSet<AcceleratorId>>,
-    /// Ports of engines that run or are about to start. An adopted engine's port has no claim: that engine usually has
-    /// bound it.
+    /// Ports of engines that run or are about to start. `None`: another process had claimed the port of an engine that
+    /// was adopted.
     reserved_ports: Mutex<BTreeMap<u16, Option<ClaimedPort>>>,
 }
 

@@ -18,7 +18,7 @@ use crate::{client::TestClient, installation::blocking};
 
 /// A free port of this machine. Prometheus does not report the port of its listener.
 fn free() -> SocketAddr {
-    ([127, 0, 0, 1], rouse_net::port::free().unwrap()).into()
+    ([127, 0, 0, 1], rouse_net::port::claim_for_process().unwrap()).into()
 }
 
 fn missing(program: &str, error: &std::io::Error) -> ! {

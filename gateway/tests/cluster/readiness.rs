@@ -15,7 +15,7 @@ use crate::{
 
 /// A free address for the admin listener, so that the test knows it before the start.
 fn free() -> SocketAddr {
-    SocketAddr::from(([127, 0, 0, 1], rouse_net::port::free().unwrap()))
+    SocketAddr::from(([127, 0, 0, 1], rouse_net::port::claim_for_process().unwrap()))
 }
 
 /// Waits until the answer of `/readyz` on the admin listener fits, and returns it.

@@ -116,7 +116,7 @@ impl Drop for ScrapedStubProcess {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prometheus_takes_what_a_stub_tells() {
-    let metrics = SocketAddr::from(([127, 0, 0, 1], rouse_net::port::free().unwrap()));
+    let metrics = SocketAddr::from(([127, 0, 0, 1], rouse_net::port::claim_for_process().unwrap()));
     let ports: String =
         ["probes", "spi", "relay", "admin", "debug"].map(|port| format!("--{port}-port=0\n")).concat();
     let arguments =
@@ -218,7 +218,7 @@ async fn the_names_that_fields_have_since_dcgm_4_7_are_understood_beside_those_b
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_wrong_with_a_prometheus_is_said() {
-    let nobody = SocketAddr::from(([127, 0, 0, 1], rouse_net::port::free().unwrap()));
+    let nobody = SocketAddr::from(([127, 0, 0, 1], rouse_net::port::claim_for_process().unwrap()));
     let error = reader(&format!("http://{nobody}"), "").samples().await.unwrap_err();
     let text = error.to_string();
     assert!(text.starts_with(&format!("cannot reach Prometheus at http://{nobody}: ")), "{text}");

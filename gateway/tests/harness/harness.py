@@ -97,6 +97,8 @@ class GatewayProcess:
         except urllib.error.HTTPError as error:
             error.close()
             return False
+        except OSError:
+            return False
 
     def stop(self):
         """Ends the gateway as an operator would; the return code."""

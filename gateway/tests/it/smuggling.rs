@@ -247,8 +247,8 @@ fn forwarded(seen: &[String], row: &SmugglingCase) -> Result<(), String> {
     Ok(())
 }
 
-/// Reads more bytes. Returns false at the end. Unlike for a `TestExchange`, a gateway that stays silent for the read
-/// timeout has ended the connection too: a case that it does not answer is a failed row and no panic.
+/// Reads more bytes. Returns false at the end. Unlike `TestExchange::more`, treats a read timeout as the end, so that an
+/// unanswered case is a failed row and not a panic.
 fn more(stream: &mut TcpStream, bytes: &mut Vec<u8>) -> bool {
     let mut buffer = [0; 16 << 10];
     match stream.read(&mut buffer) {

@@ -11,7 +11,7 @@ use crate::{
     units::{Bytes, Tick, pluralize},
 };
 
-/// Less memory in use beyond the reservations may be late, or a desktop.
+/// Smaller amounts beyond the reservations may be memory that is freed late, or a desktop.
 const MIN_OTHER_PROGRAM: Bytes = Bytes::mib(512);
 
 impl PlanBuilder<'_> {
@@ -55,12 +55,10 @@ impl PlanBuilder<'_> {
     /// Text on memory that no engine has reserved; `None` if the meters show none.
     fn other_program_text(&self, candidate: &PlacementCandidate) -> Option<String> {
         let accounts = candidate.accelerators.iter().filter_map(|a| self.planner.ledger.accelerators.get(a));
-        let used = accounts.filter_map(|account| {
-            let used = account.reading.as_ref()?.used;
-            let beyond = used.saturating_sub(account.reserved());
-            (beyond >= MIN_OTHER_PROGRAM).then(|| format!("another program uses {beyond} there"))
-        });
-        used.max()
+        let beyond = accounts
+            .filter_map(|account| Some(account.reading.as_ref()?.used.saturating_sub(account.reserved())))
+            .max()?;
+        (beyond >= MIN_OTHER_PROGRAM).then(|| format!("another program uses {beyond} there"))
     }
 
     /// Text on what a candidate lacks.

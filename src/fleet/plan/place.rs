@@ -104,9 +104,9 @@ impl PlanBuilder<'_> {
             })
         };
         if let Some(e) = self.engine(id).filter(|e| e.state.has_process()) {
-            let present = e.accelerators.clone();
-            let fits = (!present.is_empty() || spec.accelerators.is_none()) && present.iter().all(usable);
-            return fits.then_some(PlacementCandidate { accelerators: present, need }).into_iter().collect();
+            let current = e.accelerators.clone();
+            let fits = (!current.is_empty() || spec.accelerators.is_none()) && current.iter().all(usable);
+            return fits.then_some(PlacementCandidate { accelerators: current, need }).into_iter().collect();
         }
         self.planner.candidates_for(spec, need, usable)
     }
@@ -123,9 +123,9 @@ impl PlanBuilder<'_> {
         let need = model.needed_amount(spec, self.planner.largest(spec));
         let accounts = &self.planner.ledger.accelerators;
         let usable = |a: &AcceleratorId| accounts.get(a).is_some_and(|a| a.healthy && a.could_hold(need));
-        let present = self.engine(id).map(|e| e.accelerators.clone()).unwrap_or_default();
+        let current = self.engine(id).map(|e| e.accelerators.clone()).unwrap_or_default();
         let mut candidates = self.planner.candidates_for(spec, need, usable);
-        candidates.retain(|c| !c.accelerators.iter().any(|a| present.contains(a)));
+        candidates.retain(|c| !c.accelerators.iter().any(|a| current.contains(a)));
         candidates
     }
 

@@ -76,6 +76,7 @@ fn every_framing_of_an_answer_passes() {
     let interim = "HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
     let interim = answer("POST", interim);
     assert_eq!((interim.status, interim.text().as_str(), interim.header("link")), (200, "ok", ""));
+    assert_eq!(interim.interim, [0; 0]);
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn engine() {
 }
 
 fn free_port() -> u16 {
-    rouse_net::port::free().unwrap()
+    rouse_net::port::claim_for_process().unwrap()
 }
 
 /// The options end like a real engine's.

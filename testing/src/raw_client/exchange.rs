@@ -127,7 +127,7 @@ impl TestExchange {
         }
     }
 
-    /// The first complete answer with a Content-Length, and its size in bytes.
+    /// The first complete answer with a Content-Length, and its size in bytes. No interim answer may be before it.
     fn first(&self) -> Option<(TestResponse, usize)> {
         let head = self.received.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
         let length: usize =

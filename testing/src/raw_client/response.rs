@@ -103,7 +103,10 @@ fn unchunk(mut rest: &[u8]) -> (Vec<u8>, bool, String) {
         let size = usize::try_from(size).unwrap();
         let behind = rest.get(at..).unwrap_or_default();
         if size == 0 {
-            let complete = behind == b"\r\n" || behind.ends_with(b"\r\n\r\n");
+            // Either nothing but the end, or trailers, which end with the first blank line.
+            let trailers_end = behind.windows(4).position(|window| window == b"\r\n\r\n");
+            let complete = behind == b"\r\n"
+                || !behind.starts_with(b"\r\n") && trailers_end.is_some_and(|at| at + 4 == behind.len());
             return (body, complete, String::from_utf8_lossy(behind).into_owned());
         }
         let Some(data) = behind.get(..size) else {

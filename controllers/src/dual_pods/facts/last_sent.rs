@@ -92,8 +92,8 @@ impl ClusterFacts {
 
     /// Forgets unused entries once their number has doubled since the last cleanup.
     pub(in crate::dual_pods) fn forget_unused(&mut self, core: &Pairing) {
-        let retained = self.revisions.len() + self.fingerprints.len() + self.sources.len();
-        if retained < MIN_RETAINED.max(2 * self.retained) {
+        let count = self.revisions.len() + self.fingerprints.len() + self.sources.len();
+        if count < MIN_RETAINED.max(2 * self.retained) {
             return;
         }
         let (mut engines, mut builds) = (BTreeSet::new(), BTreeSet::new());
@@ -108,7 +108,7 @@ impl ClusterFacts {
         self.fingerprints.retain(|fingerprint| engines.contains(fingerprint));
         self.sources.retain(|build, _| builds.contains(build));
         self.retained = self.revisions.len() + self.fingerprints.len() + self.sources.len();
-        self.changed |= self.retained < retained;
+        self.changed |= self.retained < count;
     }
 
     /// Makes the next [`Self::send_changes`] send everything.

@@ -65,7 +65,8 @@ async fn adopt_one(
 ) -> Option<AdoptedProcess> {
     match examine(shared, &engine, &entry).await {
         Ok((local_engine, process, start, asleep)) => {
-            shared.reserve_port(entry.address.port(), None);
+            let port = entry.address.port();
+            shared.reserve_port(port, rouse_net::port::claim_number(port));
             let ready = start != LocalEngineStart::Starting;
             tracing::info!(%engine, pid = entry.pid, ?start, "engine adopted");
             // An engine that was ready and is silent now gets a whole start timeout, not the rest of its own.

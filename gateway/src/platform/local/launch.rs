@@ -151,7 +151,7 @@ fn free_address(shared: &LocalContext) -> io::Result<SocketAddr> {
     loop {
         let claimed = rouse_net::port::claim()?;
         let port = claimed.number();
-        // An adopted engine that still starts has neither a claim nor bound its port.
+        // An adopted engine that still starts may have neither a claim nor bound its port.
         if shared.reserve_port(port, Some(claimed)) {
             return Ok((Ipv4Addr::LOCALHOST, port).into());
         }

@@ -46,7 +46,7 @@ impl StubInRow<'_> {
 }
 
 pub(crate) fn free_port() -> u16 {
-    rouse_net::port::free().unwrap()
+    rouse_net::port::claim_for_process().unwrap()
 }
 
 /// The command, environment and further keys of an engine that is one test of this binary. Its environment

@@ -166,6 +166,8 @@ fn early_answers_of_an_engine_are_dropped_and_so_are_trailers() {
             assert!(!stream || answer.is_whole_stream(), "{fault}: {}", answer.text());
             assert!(stream || answer.json()["choices"].is_array(), "{fault}: {}", answer.text());
             assert_eq!(answer.header("trailer"), "", "{fault}");
+            assert_eq!(answer.interim, [0; 0], "{fault}");
+            assert!(matches!(&*answer.trailers, "" | "\r\n"), "{fault}: {:?}", answer.trailers);
         }
         gateway.fault("small#0", &format!("{{\"{fault}\": null}}"));
     }

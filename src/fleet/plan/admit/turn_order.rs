@@ -121,10 +121,7 @@ impl PlanBuilder<'_> {
         }
         for (position, id) in turn_order.iter().enumerate() {
             for needed in self.planner.missing_engines(&id.model) {
-                positions
-                    .entry(needed)
-                    .and_modify(|position_of_own| *position_of_own = position.min(*position_of_own))
-                    .or_insert(position);
+                positions.entry(needed).and_modify(|known| *known = position.min(*known)).or_insert(position);
             }
         }
         positions

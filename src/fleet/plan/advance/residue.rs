@@ -7,7 +7,7 @@ use crate::{
     units::{Bytes, Millis, Tick},
 };
 
-/// Part of the expected release that may be missing while the rest of it counts: one in this many.
+/// A release counts as complete while at most one part in this many is missing.
 const MISSING_PART: u64 = 16;
 
 /// Whether the meter shows almost all of what a sleep releases.
