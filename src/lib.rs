@@ -9,8 +9,9 @@
 //! ```
 //!
 //! Everything here is synchronous: no clock, no randomness, no I/O. Time enters as a [`units::Tick`]; every decision
-//! has a reason. `Cargo.toml` names no crate that performs I/O, and `clippy.toml` lists the types of the standard library
-//! that this crate must not use (`tests/lints.rs` rejects the modules). [`shell_words`] parses command lines, and [`error_chain`] renders errors.
+//! has a reason. `Cargo.toml` names no crate that performs I/O, `clippy.toml` lists the types of the standard library
+//! that this crate must not use, and `tests/lints.rs` rejects the modules. [`shell_words`] parses command lines, and
+//! [`error_chain`] renders errors.
 //!
 //! [`fleet`] decides for models: `plan` starts and evicts engines, `dispatch` grants and refuses, `explain` words the
 //! reasons. [`pairing`] decides for dual pods. [`fault`] has every refusal. [`sim`] simulates worlds for both.

@@ -221,7 +221,7 @@ impl SimulatedWorld {
         match self.machine.set_memory(engine, bytes) {
             Ok(()) => true,
             Err(OutOfMemory { accelerator, excused }) => {
-                if excused || self.overcommitted {
+                if excused {
                     self.tally.add("excused out-of-memory");
                 } else {
                     let holders: Vec<_> = self

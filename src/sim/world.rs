@@ -63,8 +63,6 @@ pub struct SimulatedWorld {
     pub(super) machine: SimulatedMachine,
     pub(super) clients: BTreeMap<SimulatedClientId, SimulatedClient>,
     pub(super) next_client: u64,
-    /// Excuses out-of-memory and excess host reservations after an adoption beyond capacity. No code sets it.
-    pub(super) overcommitted: bool,
     pub(super) event_queue: EventQueue<WorldEvent>,
     pub(super) quiescing: bool,
 
@@ -168,7 +166,6 @@ impl SimulatedWorld {
             machine: SimulatedMachine::default(),
             clients: BTreeMap::new(),
             next_client: 0,
-            overcommitted: false,
             event_queue: EventQueue::default(),
             quiescing: false,
             journal: None,

@@ -68,9 +68,16 @@ impl TestResponse {
         self.headers.get(name).map(String::as_str)
     }
 
-    /// The `data:` of every SSE event.
+    /// The `data:` of every SSE event. A blank line ends an event, and only a stream that broke off may end within a
+    /// character.
     pub fn events(&self) -> Vec<String> {
-        self.text().lines().filter_map(|line| line.strip_prefix("data: ").map(str::to_owned)).collect()
+        let text = if self.complete { String::from_utf8(self.body.clone()).unwrap() } else { self.text() };
+        let text = text.replace("\r\n", "\n");
+        let blocks = text.split("\n\n").map(|block| {
+            let lines = block.lines().filter_map(|line| line.strip_prefix("data: "));
+            lines.collect::<Vec<_>>().join("\n")
+        });
+        blocks.filter(|data| !data.is_empty()).collect()
     }
 
     /// Whether the stream is complete: `[DONE]` last, no error event, valid framing.

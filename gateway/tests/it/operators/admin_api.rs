@@ -1,4 +1,4 @@
-//! Who may use the operators' API, and its streams: events and logs.
+//! These tests cover who may use the operators' API, and the API's streams of events and logs.
 //!
 //! Apart from the orders, because every route of the API has these rules.
 
