@@ -4,8 +4,8 @@
 //! it watches, applies each change to an index without calls, and [`status_writer`] writes what differs. [`dual_pods`]
 //! decides and executes: events go into decisions without I/O (`rouse::pairing`), and each command is a task whose
 //! outcome comes back as an event. A new kind goes into [`crd`] (then run `rouse-gateway crds --dir
-//! charts/rouse/crds`), and its watch through [`watch`]. Start the controller in [`runtime`], write through [`writer`], and add its rights
-//! in `charts/rouse/rbac` and in the tables of `gateway/tests/cluster/rights.rs`.
+//! charts/rouse/crds`), and its watch through [`watch`]. Start the controller in [`runtime`], write through [`writer`],
+//! and add its rights in `charts/rouse/rbac` and in the tables of `gateway/tests/cluster/rights.rs`.
 
 #![warn(clippy::indexing_slicing)]
 

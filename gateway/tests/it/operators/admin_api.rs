@@ -1,6 +1,6 @@
 //! These tests cover who may use the operators' API, and the API's streams of events and logs.
 //!
-//! Apart from the orders, because every route of the API has these rules.
+//! They are not among the tests of the orders, because every route of the API has these rules.
 
 use std::{
     io::{BufRead as _, BufReader},
