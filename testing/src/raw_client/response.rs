@@ -68,8 +68,8 @@ impl TestResponse {
         self.headers.get(name).map(String::as_str)
     }
 
-    /// The `data:` of every SSE event. A blank line ends an event, and only a stream that broke off may end within a
-    /// character.
+    /// Returns the `data:` of every SSE event. A blank line separates two events; the last one may lack it, since a
+    /// stream may have broken off. Only such a stream may end within a character.
     pub fn events(&self) -> Vec<String> {
         let text = if self.complete { String::from_utf8(self.body.clone()).unwrap() } else { self.text() };
         let text = text.replace("\r\n", "\n");
