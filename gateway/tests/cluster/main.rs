@@ -45,6 +45,7 @@ mod site;
 mod stopped;
 mod strangers;
 mod streams;
+mod summary;
 mod support;
 mod tokens;
 

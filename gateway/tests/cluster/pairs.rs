@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::{
     client::{TestClient, TestResponse},
     installation::{Installation, blocking},
+    summary,
     support::FIELD_MANAGER,
 };
 
@@ -180,7 +181,11 @@ impl<R> Installation<'_, R> {
         };
         match tokio::time::timeout(wait::WAIT_TIMEOUT, seen).await {
             Ok(found) => found,
-            Err(_) => panic!("never {what}: {:#?}", find().await),
+            Err(_) => {
+                let (requesters, providers) = find().await;
+                let pods = requesters.iter().chain(&providers).map(summary::of_pod).collect::<String>();
+                panic!("never {what}:\n{pods}{}", summary::of_events(self).await)
+            }
         }
     }
 

@@ -23,6 +23,8 @@ mod shared_node;
 #[path = "../cluster/site.rs"]
 #[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
 mod site;
+#[path = "../cluster/summary.rs"]
+mod summary;
 #[path = "../cluster/support.rs"]
 #[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
 mod support;
