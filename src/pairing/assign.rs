@@ -51,6 +51,7 @@ impl NodePlanBuilder<'_> {
             && !wants_finalizer
             && requester.is_stub_reachable()
             && !requester.released
+            && requester.held_until(self.context.settings).is_none_or(|until| until <= self.now())
         {
             return Some(RequesterStep::Release);
         }

@@ -16,7 +16,7 @@ pub(super) fn next(node: &PairingNode, settings: &PairingSettings, now: Tick) ->
     });
     let of_requesters = node.requesters.values().flat_map(|requester| {
         let call_deadlines = of_calls(requester.pending.as_ref(), requester.retry);
-        call_deadlines.into_iter().chain([Some(requester.not_before)])
+        call_deadlines.into_iter().chain([Some(requester.not_before), requester.held_until(settings)])
     });
     let of_providers = node.providers.iter().filter(|(id, _)| id.is_launcher()).flat_map(|(id, provider)| {
         let call_deadlines = of_calls(provider.pending.as_ref(), provider.retry);

@@ -35,6 +35,8 @@ pub struct PairingSettings {
     pub call_timeout: Millis,
     /// How long a requester may be held beyond drain and sleep.
     pub hold_margin: Millis,
+    /// How long a requester that was deleted for a faulty accelerator keeps it, so that its replacement gets another.
+    pub replacement_time: Millis,
     /// How long the memory of a vanished Pod stays reserved, unless the Pod is seen ended before. A reporting kubelet
     /// has stopped the Pod by then. Must exceed a provider's grace period plus the time to notice a silent kubelet.
     pub vanished_retention: Millis,
@@ -89,6 +91,7 @@ impl Default for PairingSettings {
             launcher_idle_timeout: Millis::secs(300),
             call_timeout: Millis::secs(10),
             hold_margin: Millis::secs(10),
+            replacement_time: Millis::secs(10),
             vanished_retention: Millis::secs(120),
         }
     }

@@ -335,6 +335,20 @@ fn a_faulty_accelerator_is_left() {
 }
 
 #[test]
+fn a_faulty_accelerator_stays_taken_until_the_replacement_has_been_scheduled() {
+    let mut case = PairingCase::new(2);
+    case.facts("a", 0, false);
+    case.requester("one", ask(ProviderMode::Sleep, 1), &["a"], |_| ());
+    case.done(deletes("one"));
+    case.delete("one");
+    assert!(!case.has(releases("one")), "its stub would end, and the replacement get the same accelerator");
+    case.advance(Millis::secs(9));
+    assert!(!case.has(releases("one")));
+    case.advance(Millis::secs(1));
+    case.done(releases("one"));
+}
+
+#[test]
 fn an_obsolete_template_ends_sleepers_at_once_and_others_when_they_are_let_go() {
     let mut case = PairingCase::new(2);
     let used = case.cold_start("one", ask(ProviderMode::Sleep, 1), &["a"]);

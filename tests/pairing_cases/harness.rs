@@ -403,6 +403,10 @@ pub(crate) fn deletes(id: &str) -> impl Fn(&PairingAction) -> bool + '_ {
     move |order| matches!(order, PairingAction::Requester { requester, step: RequesterStep::Delete { .. } } if requester.as_str() == id)
 }
 
+pub(crate) fn releases(id: &str) -> impl Fn(&PairingAction) -> bool + '_ {
+    move |order| matches!(order, PairingAction::Requester { requester, step: RequesterStep::Release } if requester.as_str() == id)
+}
+
 pub(crate) fn makes_launcher(order: &PairingAction) -> bool {
     matches!(order, PairingAction::Provider { step: ProviderStep::Create { .. }, .. })
 }

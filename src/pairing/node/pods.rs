@@ -9,6 +9,7 @@ use crate::{
         command::{EngineStopReason, RequesterDeleteReason},
         event::{ObservedProvider, ObservedRequester, ProviderPhase},
         ids::{LauncherBuild, Uid},
+        settings::PairingSettings,
     },
     units::{Bytes, Tick},
 };
@@ -54,6 +55,14 @@ impl PairingRequester {
     #[must_use]
     pub fn is_gated(&self) -> bool {
         self.gated_stub.is_some() && self.gated_stub == self.observed.stub_container
+    }
+
+    /// Until when its stub is not released. Kubernetes gives the replacement of a deleted requester whatever is free, so
+    /// a faulty accelerator stays taken until the replacement has been scheduled.
+    pub(in crate::pairing) fn held_until(&self, settings: &PairingSettings) -> Option<Tick> {
+        let since = self.observed.deleting_since?;
+        let faulty = self.delete_issued == Some(RequesterDeleteReason::AcceleratorFaulty);
+        faulty.then(|| since + settings.replacement_time)
     }
 
     /// Whether its stub container runs and can be called.

@@ -224,6 +224,7 @@ fn settings(random: &mut SplitMix64) -> PairingSettings {
         stop_timeout: Millis::secs(random.between(10, 20)),
         call_timeout: Millis::secs(random.between(1, 5)),
         hold_margin: Millis::secs(5),
+        replacement_time: Millis::secs(2),
         // A kubelet stops a vanished Pod within ten seconds; a watch may be broken for twenty.
         vanished_retention: Millis::secs(45),
     }
