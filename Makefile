@@ -61,7 +61,7 @@ test: ## Tests of the crates and of the lease in every interleaving; minutes, ne
 
 .PHONY: test-all
 test-all: ## Everything: test, what valgrind counts, the images, the cluster, the node, then what needs Python
-	@$(GATE) "make test-all" 1300 \
+	@$(GATE) "make test-all" 1365 \
 	    $(MAKE) test test-bench test-images test-cluster test-node test-admin test-engines test-clients
 
 # What goes through a stub as well, and what of it cannot.
@@ -118,7 +118,7 @@ test-cluster: $(NEXTEST) ## The cluster tests: a real kube-apiserver on loopback
 	@$(PART) "Kubernetes for the cluster's tests" 5 $(MAKE) cluster RINGS=ring1
 	@$(PART) "building the cluster's tests" 60 $(RUN_TESTS) --test cluster --no-run
 	@$(PART) "the optimised programs" 240 $(MAKE) build-counted
-	@$(PART) "the cluster: a real control plane, Pods as processes" 400 env ROUSE_OPTIMISED="$(OPTIMISED)" \
+	@$(PART) "the cluster: a real control plane, Pods as processes" 525 env ROUSE_OPTIMISED="$(OPTIMISED)" \
 	    "$(TARGET)/debug/with-cluster" $(RUN_TESTS) --test cluster --test-threads $(CLUSTER_TESTS_AT_ONCE) $(ARGS)
 
 .PHONY: hot-start
@@ -126,6 +126,12 @@ hot-start: PROFILE = soak
 hot-start: $(NEXTEST) ## How long requesters wait for sleepers that are there, twenty at once in ten rounds, held to what is promised
 	@$(MAKE) cluster build-counted RINGS=ring1
 	env ROUSE_SOAK=1 ROUSE_OPTIMISED="$(OPTIMISED)" $(RUN_TESTS) --test cluster --no-capture -E 'test(/^alone::hot/)'
+
+.PHONY: fleet-scale
+fleet-scale: PROFILE = soak
+fleet-scale: $(NEXTEST) ## A leader with 1,000 models, 5,000 engines and 10 gateways, held to what is promised
+	@$(MAKE) cluster build-counted RINGS=ring1
+	env ROUSE_SOAK=1 ROUSE_OPTIMISED="$(OPTIMISED)" $(RUN_TESTS) --test cluster --no-capture -E 'test(/^fleet_scale::/)'
 
 # What goes into its images is what the tests have built: cargo makes a package's programs for its tests. Asked for by their
 # names they would have other features, and all that they stand on would be built again.
@@ -202,7 +208,7 @@ soak-cluster: $(NEXTEST)
 	@$(PART) "Kubernetes for the cluster's tests" 5 $(MAKE) cluster RINGS=ring1
 	@$(PART) "building the cluster's tests" 60 $(RUN_TESTS) --test cluster --no-run
 	@$(PART) "the optimised programs" 240 $(MAKE) build-counted
-	@$(PART) "the cluster, whole" 3000 env ROUSE_SOAK=1 ROUSE_OPTIMISED="$(OPTIMISED)" "$(TARGET)/debug/with-cluster" \
+	@$(PART) "the cluster, whole" 3900 env ROUSE_SOAK=1 ROUSE_OPTIMISED="$(OPTIMISED)" "$(TARGET)/debug/with-cluster" \
 	    $(RUN_TESTS) --test cluster --test-threads $(CLUSTER_TESTS_AT_ONCE) $(ARGS)
 
 # ---- images

@@ -342,10 +342,11 @@ impl Engine {
         }
     }
 
-    /// Whether the engine has been awake long enough that earlier failures no longer count.
+    /// When earlier failures of an awake engine no longer count; `None` if there are none.
     #[must_use]
-    pub fn has_recovered(&self, now: Tick) -> bool {
-        self.state == LifecycleState::Awake && self.turn_start + FAILURE_RESET_AFTER <= now
+    pub fn recovers_at(&self) -> Option<Tick> {
+        let recovers = self.failures > 0 && self.state == LifecycleState::Awake;
+        recovers.then(|| self.turn_start + FAILURE_RESET_AFTER)
     }
 
     /// When the engine may start as a spare, without waiters of its own.

@@ -36,7 +36,7 @@ use crate::{
         last_outcome::{LastFailure, LastOutcome},
     },
     model::{AcceleratorId, EngineId, ModelName, ModelSpec},
-    units::{Bytes, Tick},
+    units::{Bytes, Generation, Tick},
 };
 
 /// The complete decision state for engines and requests.
@@ -48,9 +48,11 @@ pub struct Fleet {
     dispatch: Dispatch,
     /// A configuration arrived since the last [`Self::take_routing_changes`].
     reconfigured: bool,
+    /// The latest floor of generations. No decision reads it.
+    generation_floor: Generation,
 }
 
-/// Changes that affect request routing. Most events and decisions change none of it.
+/// Changes since the last turn, by model. Most events and decisions change no routing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoutingChanges {
     /// Models may have been added or removed, and any configured value may differ.
@@ -59,6 +61,10 @@ pub struct RoutingChanges {
     ///
     /// A change is another state, admission, address, generation or fingerprint, or a restored failure.
     pub models: BTreeSet<ModelName>,
+    /// Models whose waiters here changed in number, or with an engine that got its first lease or lost its last.
+    ///
+    /// Requests are not routed by it. It bounds the work of those who follow this gateway's demand.
+    pub demand: BTreeSet<ModelName>,
 }
 
 /// Capacity of an accelerator, or of a pool of accelerators.
@@ -97,6 +103,7 @@ impl Fleet {
                 self.dispatch.set_counters(model, *band, shares)
             }
             Event::Configured { .. } | Event::StateRestored { .. } => self.reconfigured = true,
+            Event::GenerationFloor { generation } => self.generation_floor = *generation,
             _ => {}
         }
         self.planner.observe(event, now);
@@ -127,16 +134,19 @@ impl Fleet {
     /// was just given up. So planning repeats on the resulting state until a pass adds no command.
     #[must_use]
     pub fn plan(&self, now: Tick) -> Plan {
-        let mut plan = self.plan_once(now);
+        let (mut plan, planner) = self.plan_once(now);
         if plan.commands.is_empty() {
             return plan;
         }
-        let mut after = self.clone();
+        let mut after = Self { planner, dispatch: self.dispatch.clone(), ..*self };
         let mut recorded = 0;
         for _ in 0..MAX_REPLANS {
-            after.issued(plan.commands.get(recorded..).unwrap_or_default(), now);
+            // Each pass has recorded its commands in its planner. Only the waiters still have to be removed.
+            plan.commands.iter().skip(recorded).for_each(|command| after.record_answer(command));
+            after.planner.refresh_due_index();
             recorded = plan.commands.len();
-            let next = after.plan_once(now);
+            let (next, planner) = after.plan_once(now);
+            after.planner = planner;
             plan.report_inputs = next.report_inputs;
             plan.commands.extend(next.commands);
             if plan.commands.len() == recorded {
@@ -146,38 +156,47 @@ impl Fleet {
         plan
     }
 
-    fn plan_once(&self, now: Tick) -> Plan {
+    /// Makes one pass over a copy. Returns its commands, and the copy, in which they are recorded.
+    fn plan_once(&self, now: Tick) -> (Plan, Planner) {
         let demand = self.planner.with_remote_demand(self.dispatch.demand());
         let mut builder = plan::PlanBuilder::new(self.planner.clone(), &demand, self.dispatch.clients(), now);
         builder.decide();
-        let mut commands = builder.take_commands();
         let verdicts = builder.verdicts();
         let granted = self.dispatch.decide(&mut builder, &verdicts, now);
-        commands.extend(builder.take_commands());
-        commands.extend(granted);
-        let reasons = builder.into_reasons();
-        Plan { commands, report_inputs: ReportInputs { reasons, demand, now } }
+        let mut commands = builder.take_commands();
+        if commands.is_empty() {
+            commands = granted;
+        } else {
+            commands.extend(granted);
+        }
+        let (planner, reasons) = builder.into_parts();
+        (Plan { commands, report_inputs: ReportInputs { reasons, demand, now } }, planner)
     }
 
     /// Records commands before they are submitted. Planning again at the same moment yields none.
     pub fn issued(&mut self, commands: &[Command], now: Tick) {
         self.planner.advance_time(now);
         for command in commands {
-            match command {
-                Command::Grant { waiter, canary, .. } => self.dispatch.record_grant(*waiter, *canary),
-                Command::Refuse { waiter, .. } => self.remove_waiter(*waiter),
-                _ => {}
-            }
+            self.record_answer(command);
             self.planner.apply(command, now);
         }
         self.planner.refresh_due_index();
     }
 
+    /// Removes the waiter that this command grants or refuses.
+    fn record_answer(&mut self, command: &Command) {
+        match command {
+            Command::Grant { waiter, canary, .. } => self.dispatch.record_grant(*waiter, *canary),
+            Command::Refuse { waiter, .. } => self.remove_waiter(*waiter),
+            _ => {}
+        }
+    }
+
     /// Returns the next moment at which planning may yield commands without an event in between.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
-        let planned = self.planner.last_planned;
-        self.planner.deadline_after(planned).into_iter().chain(self.dispatch.deadlines_after(planned)).min()
+        let queued = self.dispatch.deadlines_after(self.planner.last_planned);
+        self.planner.next_deadline().into_iter().chain(queued).min()
     }
 
     /// Returns, as this plan found them, the models that have a reason beyond their state: the reason, and whether it
@@ -199,8 +218,10 @@ impl Fleet {
 
     /// Returns the routing changes since the last call.
     pub fn take_routing_changes(&mut self) -> RoutingChanges {
-        let models = std::sync::Arc::unwrap_or_clone(self.planner.engines.take_rerouted());
-        RoutingChanges { reconfigured: std::mem::take(&mut self.reconfigured), models }
+        let models = self.planner.engines.take_rerouted();
+        let mut demand = self.planner.engines.take_use_changed();
+        demand.extend(self.dispatch.take_changed());
+        RoutingChanges { reconfigured: std::mem::take(&mut self.reconfigured), models, demand }
     }
 
     /// Returns the whole state for display.
@@ -350,19 +371,33 @@ impl Fleet {
     /// Other gateways receive it as [`Event::RemoteDemand`].
     #[must_use]
     pub fn demand(&self) -> BTreeMap<ModelName, GatewayDemand> {
-        let demand_of = |name: &ModelName| GatewayDemand {
-            waiting: u32::try_from(self.dispatch.waiting(name)).unwrap_or(u32::MAX),
-            in_flight: self.planner.leases_of(name),
-            last_request: self.planner.engines_of(name).map(|e| e.last_lease_end).max().unwrap_or_default(),
-        };
-        let all = self.planner.models.keys().map(|name| (name.clone(), demand_of(name)));
+        let used = self.planner.engines.used().map(|engine| &engine.model);
+        let models: BTreeSet<&ModelName> = self.dispatch.queued_models().chain(used).collect();
+        let known = models.into_iter().filter(|name| self.planner.models.contains_key(*name));
+        let all = known.map(|name| (name.clone(), self.demand_of(name)));
         all.filter(|(_, demand)| *demand != GatewayDemand::default()).collect()
+    }
+
+    /// Returns this gateway's own demand for one model.
+    #[must_use]
+    pub fn demand_of(&self, model: &ModelName) -> GatewayDemand {
+        GatewayDemand {
+            waiting: u32::try_from(self.dispatch.waiting(model)).unwrap_or(u32::MAX),
+            in_flight: self.planner.leases_of(model),
+            last_request: self.planner.engines_of(model).map(|e| e.last_lease_end).max().unwrap_or_default(),
+        }
     }
 
     /// Whether this gateway leads and has adopted all engines that already ran.
     #[must_use]
     pub fn is_active_leader(&self) -> bool {
         self.planner.role == LeadershipRole::Leader && self.planner.adopted
+    }
+
+    /// The latest [`Event::GenerationFloor`]. Each term of this gateway's leadership begins with one of its own.
+    #[must_use]
+    pub const fn generation_floor(&self) -> Generation {
+        self.generation_floor
     }
 
     /// Whether shutdown was ordered. Gates then close at this gateway alone.
@@ -377,3 +412,6 @@ impl Fleet {
         self.planner.is_finished()
     }
 }
+
+#[cfg(test)]
+mod tests;

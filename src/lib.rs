@@ -10,8 +10,8 @@
 //!
 //! Everything here is synchronous: no clock, no randomness, no I/O. Time enters as a [`units::Tick`]; every decision
 //! has a reason. `Cargo.toml` names no crate that performs I/O, `clippy.toml` lists the types of the standard library
-//! that this crate must not use, and `tests/lints.rs` rejects the modules. [`shell_words`] parses command lines, and
-//! [`error_chain`] renders errors.
+//! that this crate must not use, and `tests/lints.rs` rejects the modules. [`shell_words`] parses command lines,
+//! [`error_chain`] renders errors, and [`shared_map`] has the maps that planning can copy cheaply.
 //!
 //! [`fleet`] decides for models: `plan` starts and evicts engines, `dispatch` grants and refuses, `explain` words the
 //! reasons. [`pairing`] decides for dual pods. [`fault`] has every refusal. [`sim`] simulates worlds for both.
@@ -32,6 +32,7 @@ pub mod fault;
 pub mod fleet;
 pub mod model;
 pub mod pairing;
+pub mod shared_map;
 pub mod shell_words;
 #[allow(
     clippy::indexing_slicing,

@@ -148,7 +148,11 @@ fn section(reader: &mut ConfigReader, node: &YamlNode) -> Option<KubernetesConfi
 
 fn dual_pods(reader: &mut ConfigReader, node: &YamlNode) -> Option<DualPodsConfig> {
     let mut section = reader.section(node);
-    let modes = [("plain", ProviderMode::Plain), ("sleep", ProviderMode::Sleep)];
+    let modes = [
+        ("plain", ProviderMode::Plain),
+        ("sleep", ProviderMode::Sleep),
+        ("launcher", ProviderMode::Launcher),
+    ];
     let mode = section
         .read(reader, "mode", |reader, node| reader.choice(node, &modes))
         .unwrap_or(ProviderMode::Sleep);

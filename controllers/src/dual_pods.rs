@@ -6,8 +6,9 @@
 //!                                       ◀──────── outcomes ───────┘
 //! ```
 //!
-//! Only the leader decides. Its watch may lag behind the former leader's last writes, so a new leader lists the Pods
-//! before it decides anything. The Pods hold the truth, and a leader's memory begins empty.
+//! Only the leader decides. A watch may lag behind the former leader's last writes, so the watch of the Pods begins with
+//! each term, and nothing is decided before its first lists have arrived. The Pods hold the truth, and a leader's memory
+//! begins empty.
 
 pub mod access;
 mod actuation_timer;
@@ -25,6 +26,8 @@ pub mod launcher_engines;
 mod launcher_watches;
 mod memory_baseline;
 mod pairing_metrics;
+pub mod patched_launcher;
+mod per_engine;
 mod pod_events;
 mod population;
 pub mod provider;
@@ -38,17 +41,18 @@ mod template_revisions;
 #[cfg(test)]
 mod testing;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use futures_util::{
+    Stream, StreamExt as _,
+    stream::{self, BoxStream},
+};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
-use kube::Client;
+use kube::{Client, Resource};
 use rouse::{
     pairing::{
-        Pairing,
+        Pairing, PairingPlan,
+        command::PairingCommand,
         event::{LeaderEpoch, PairingEvent},
         ids::{NodeName, PairingEngineId, ProviderMode, RequesterId},
         settings::PairingSettings as Core,
@@ -56,11 +60,7 @@ use rouse::{
     units::Tick,
 };
 use rouse_net::lease::TickClock;
-use tokio::{
-    sync::{mpsc, watch},
-    task::JoinSet,
-    time,
-};
+use tokio::sync::{mpsc, watch};
 
 pub use self::facts::NODE_READY_CONDITION;
 use self::{
@@ -69,22 +69,24 @@ use self::{
     facts::ClusterFacts,
     fma_configs::FmaConfigs,
     index::PodIndex,
-    launcher_watches::{EnginePorts, LauncherWatches},
+    launcher_watches::{EnginePorts, LauncherEvent, LauncherWatches},
     memory_baseline::MemoryBaselines,
     pairing_metrics::{MetricsInputs, PairingMetrics},
+    per_engine::PerEngine,
     pod_events::PodEvents,
     requester_status::RequesterStatusWriter,
 };
 use crate::{
+    cache::{Subscription, TermDelta},
     crd::fma::{InferenceServerConfig, LauncherConfig, LauncherPopulationPolicy},
     dual_pods::provider::ProviderSettings,
-    election::Leadership,
     index::Resolved,
+    kit::{self, Component},
     metrics::DualPodMetrics,
     platform::dcgm::{DcgmClient, DcgmSamples},
     recorder::{EventRequest, EventSender},
     stub_key::StubKey,
-    watch::{self as watched, Delta, InitialLists, WatchTarget},
+    watch::Delta,
     writer::ObjectWriter,
 };
 
@@ -92,12 +94,10 @@ use crate::{
 pub const GPU_MAP: &str = "gpu-map";
 /// Delay before a policy's status is written again after a failure: the right to do so may be missing.
 const POLICY_STATUS_RETRY_DELAY: Duration = Duration::from_secs(10);
-/// Delay before a new leader repeats a failed list of Pods.
-const LIST_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Settings that all requesters share.
 #[derive(Clone, Debug)]
-pub struct PairingControllerSettings {
+pub(crate) struct PairingControllerSettings {
     pub core: Core,
     /// Mode for requesters that do not set one.
     pub mode: ProviderMode,
@@ -106,41 +106,37 @@ pub struct PairingControllerSettings {
     pub key: StubKey,
 }
 
-/// Inputs of the controller.
-pub struct PairingControllerParts {
+/// Parts of the controller.
+pub(crate) struct PairingControllerParts {
     pub client: Client,
     pub writer: ObjectWriter,
-    pub claim: watch::Receiver<Option<Leadership>>,
     pub clock: TickClock,
     pub settings: PairingControllerSettings,
-    pub watches: PairingWatches,
-    pub resolved: watch::Receiver<Option<Arc<Resolved>>>,
     pub metrics: DualPodMetrics,
     pub events: EventSender,
     /// Source of accelerator memory use and faults, if configured.
     pub meter: Option<Arc<DcgmClient>>,
+    /// The namespaces whose Pods are watched; `None` is the whole cluster.
+    pub namespaces: BTreeSet<Option<String>>,
 }
 
-/// Watches that feed the controller.
-pub struct PairingWatches {
-    /// Pods of any kind.
-    pub pods: mpsc::Receiver<Delta<Pod>>,
-    /// Targets for listing the Pods.
-    pub pod_lists: Vec<WatchTarget<Pod>>,
-    /// The initial lists, and which of them are skipped.
-    pub awaited: InitialLists,
-    pub nodes: mpsc::Receiver<Delta<Node>>,
+/// What feeds the controller.
+pub(crate) struct PairingWatches {
+    /// Pods of any kind, while this gateway leads.
+    pub pods: Subscription<Pod>,
+    pub nodes: Subscription<Node>,
     /// The ConfigMap [`GPU_MAP`].
-    pub gpu_map: mpsc::Receiver<Delta<ConfigMap>>,
+    pub gpu_map: Subscription<ConfigMap>,
     /// Sources of launchers and their engines; silent if the API server lacks these kinds.
-    pub server_configs: mpsc::Receiver<Delta<InferenceServerConfig>>,
-    pub launcher_configs: mpsc::Receiver<Delta<LauncherConfig>>,
+    pub server_configs: Subscription<InferenceServerConfig>,
+    pub launcher_configs: Subscription<LauncherConfig>,
     /// Policies that place launchers before any requester needs them.
-    pub policies: mpsc::Receiver<Delta<LauncherPopulationPolicy>>,
+    pub policies: Subscription<LauncherPopulationPolicy>,
+    pub resolved: watch::Receiver<Option<Arc<Resolved>>>,
 }
 
-/// Pairs requesters with engines; runs until dropped.
-pub struct PairingController {
+/// Pairs requesters with engines.
+pub(crate) struct PairingController {
     core: Pairing,
     index: PodIndex,
     facts: ClusterFacts,
@@ -149,123 +145,162 @@ pub struct PairingController {
     pod_events: PodEvents,
     pairing_metrics: PairingMetrics,
     launcher_watches: LauncherWatches,
+    /// Launchers' events, until [`Self::inputs`] takes them.
+    launcher_events: Option<mpsc::Receiver<LauncherEvent>>,
     ports: EnginePorts,
     meter: Option<Arc<DcgmClient>>,
     executor: Arc<Executor>,
-    pod_lists: Arc<Vec<WatchTarget<Pod>>>,
-    awaited: InitialLists,
-    /// This leader's epoch, once it has listed everything.
+    namespaces: BTreeSet<Option<String>>,
+    /// Epoch of the term, while this gateway leads.
+    term: Option<u64>,
+    /// Namespaces whose Pods were listed in this term.
+    listed_namespaces: BTreeSet<Option<String>>,
+    /// This leader's epoch, once it has seen everything.
     epoch: Option<u64>,
-    /// Listed Pods, which wait until all nodes have been seen, too.
-    pending_list: Option<(u64, Vec<Delta<Pod>>)>,
     /// Namespace in which each provider's Pod was ordered.
-    provider_namespaces: BTreeMap<(NodeName, PairingEngineId), String>,
+    provider_namespaces: PerEngine<String>,
     baselines: MemoryBaselines,
-    /// Commands under way, and other background tasks.
-    tasks: JoinSet<FinishedTask>,
+}
+
+/// Background tasks of the controller.
+type Tasks = kit::Tasks<FinishedTask>;
+
+/// A change of what the controller observes.
+pub(crate) enum PairingInput {
+    Pods(TermDelta<Pod>),
+    Nodes(Delta<Node>),
+    GpuMap(Delta<ConfigMap>),
+    ServerConfigs(Delta<InferenceServerConfig>),
+    LauncherConfigs(Delta<LauncherConfig>),
+    Policies(Delta<LauncherPopulationPolicy>),
+    Launcher(LauncherEvent),
+    Pools(Arc<Resolved>),
 }
 
 /// Result of a background task.
-enum FinishedTask {
+pub(crate) enum FinishedTask {
     /// A command's result, with the Events to send.
     Command(Box<(ExecutionResult, Vec<EventRequest>)>),
-    /// All Pods, listed for the leader of this epoch.
-    Listed(u64, Vec<Delta<Pod>>),
     /// An engine missing from a launcher's list was queried, or a task without a result ended.
     EngineVerified(Option<PairingEvent>),
-    /// The requester's status may be written again.
+    /// The requester's status was written.
     StatusWritten(RequesterId),
+    /// The requester's status may be written again.
+    StatusDue(RequesterId),
+    /// The meter is to be read.
+    MeterDue,
     /// The meter was read; `None` if it did not answer.
     MeterRead(Option<Arc<DcgmSamples>>),
-    /// A requester has waited for one reporting interval.
-    WaitElapsed(RequesterId),
+    /// A requester has waited for one reporting interval. `wait` numbers its waits.
+    WaitElapsed { requester: RequesterId, wait: u64 },
     /// A policy's status was written, or needs a retry.
     PolicyStatusWritten { retry: bool },
+    /// Policies' statuses are to be compared again.
+    PolicyStatusDue,
 }
 
 impl PairingController {
-    /// Runs until the leadership channel closes.
-    pub async fn run(parts: PairingControllerParts) {
-        let PairingControllerParts {
-            client,
-            writer,
-            mut claim,
-            clock,
-            settings,
-            watches,
-            mut resolved,
-            metrics,
-            events: event_sender,
-            meter,
-        } = parts;
-        let PairingWatches {
-            mut pods,
-            pod_lists: listed,
-            awaited,
-            mut nodes,
-            gpu_map: mut map,
-            server_configs: mut engines,
-            launcher_configs: mut launchers,
-            mut policies,
-        } = watches;
-        let mut controller = Self {
+    #[must_use]
+    pub(crate) fn new(parts: PairingControllerParts) -> Self {
+        let PairingControllerParts { client, writer, clock, settings, metrics, events, meter, namespaces } =
+            parts;
+        let (launcher_watches, launcher_events) = LauncherWatches::new();
+        Self {
             core: Pairing::new(settings.core),
             index: PodIndex::new(settings.mode),
-            facts: ClusterFacts::new(FmaConfigs::new(namespace_count(&listed))),
+            facts: ClusterFacts::new(FmaConfigs::new(namespaces.len())),
             requester_status: RequesterStatusWriter::default(),
             actuation_timer: ActuationTimer::new(metrics.clone()),
-            pod_events: PodEvents::new(event_sender),
+            pod_events: PodEvents::new(events),
             pairing_metrics: PairingMetrics::new(metrics.clone()),
-            launcher_watches: LauncherWatches::new(),
+            launcher_watches,
+            launcher_events: Some(launcher_events),
             ports: EnginePorts::default(),
             meter,
             executor: Arc::new(Executor { client, writer, clock, settings, metrics }),
-            pod_lists: Arc::new(listed),
-            awaited,
+            namespaces,
+            term: None,
+            listed_namespaces: BTreeSet::new(),
             epoch: None,
-            pending_list: None,
-            provider_namespaces: BTreeMap::new(),
+            provider_namespaces: PerEngine::default(),
             baselines: MemoryBaselines::default(),
-            tasks: JoinSet::new(),
-        };
-        let mut leads = None;
-        loop {
-            let next_deadline =
-                controller.core.next_deadline().into_iter().chain(controller.pairing_metrics.due()).min();
-            tokio::select! {
-                changed = claim.changed() => {
-                    if changed.is_err() {
-                        return;
-                    }
-                    let now = claim.borrow_and_update().filter(Leadership::is_valid).map(|claim| claim.epoch);
-                    if now != leads {
-                        leads = now;
-                        controller.change_leadership(now);
-                    }
-                }
-                Some(change) = pods.recv() => controller.handle_pods(change),
-                Some(change) = nodes.recv() => controller.facts.apply_nodes(change),
-                Some(change) = map.recv() => controller.facts.apply_gpu_map(change),
-                Some(change) = engines.recv() => controller.facts.configs.apply_server_configs(change),
-                Some(change) = launchers.recv() => controller.facts.configs.apply_launcher_configs(change),
-                Some(change) = policies.recv() => controller.facts.configs.apply_policies(change),
-                Some(heard) = controller.launcher_watches.rx.recv() => controller.handle_launcher_event(&heard),
-                Ok(()) = resolved.changed() => {
-                    controller.facts.set_resolved_pools(resolved.borrow_and_update().clone().unwrap_or_default());
-                }
-                Some(finished) = controller.tasks.join_next() => controller.handle_finished(finished),
-                () = until(next_deadline, clock) => {}
-            }
-            controller.decide();
         }
     }
 
-    /// Starts or ends leading. Drops the state and commands of an earlier term; a new leader lists what exists.
-    fn change_leadership(&mut self, epoch: Option<u64>) {
-        (self.epoch, self.pending_list) = (None, None);
+    /// Returns everything that the controller observes as one stream.
+    pub(crate) fn inputs(&mut self, watches: PairingWatches) -> impl Stream<Item = PairingInput> + use<> {
+        let PairingWatches { pods, nodes, gpu_map, server_configs, launcher_configs, policies, resolved } =
+            watches;
+        let launchers = stream::unfold(self.launcher_events.take(), async |events| {
+            let mut events = events?;
+            Some((PairingInput::Launcher(events.recv().await?), Some(events)))
+        });
+        let pools = stream::unfold(resolved, async |mut resolved| {
+            resolved.changed().await.ok()?;
+            let pools = resolved.borrow_and_update().clone().unwrap_or_default();
+            Some((PairingInput::Pools(pools), resolved))
+        });
+        stream::select_all([
+            pods.map(PairingInput::Pods).boxed(),
+            deltas(nodes, PairingInput::Nodes),
+            deltas(gpu_map, PairingInput::GpuMap),
+            deltas(server_configs, PairingInput::ServerConfigs),
+            deltas(launcher_configs, PairingInput::LauncherConfigs),
+            deltas(policies, PairingInput::Policies),
+            launchers.boxed(),
+            pools.boxed(),
+        ])
+    }
+
+    fn start_leading(&mut self, epoch: u64, tasks: &mut Tasks) {
+        self.epoch = Some(epoch);
+        self.apply_events(vec![PairingEvent::LeadershipGained { epoch: LeaderEpoch(epoch) }]);
+        self.facts.reset_last_sent();
+        self.apply_facts(tasks);
+        self.apply_events(vec![PairingEvent::Listed]);
+        self.actuation_timer.listed();
+        let inputs = MetricsInputs { index: &self.index, facts: &self.facts, now: self.executor.clock.now() };
+        self.pairing_metrics.begin(inputs);
+        self.schedule_meter_read(Duration::ZERO, tasks);
+    }
+
+    /// Whether everything was seen: deciding earlier would take unseen Pods and nodes for gone.
+    fn has_synced(&self) -> bool {
+        self.facts.are_complete()
+            && self.namespaces.iter().all(|namespace| self.listed_namespaces.contains(namespace))
+    }
+}
+
+impl Component for PairingController {
+    type Input = PairingInput;
+    type Outcome = FinishedTask;
+
+    fn apply(&mut self, input: PairingInput, tasks: &mut Tasks) {
+        match input {
+            PairingInput::Pods(TermDelta { epoch, delta }) => {
+                if self.term == Some(epoch) {
+                    self.handle_pods(delta);
+                }
+            }
+            PairingInput::Nodes(delta) => self.facts.apply_nodes(delta),
+            PairingInput::GpuMap(delta) => self.facts.apply_gpu_map(delta),
+            PairingInput::ServerConfigs(delta) => self.facts.configs.apply_server_configs(delta),
+            PairingInput::LauncherConfigs(delta) => self.facts.configs.apply_launcher_configs(delta),
+            PairingInput::Policies(delta) => self.facts.configs.apply_policies(delta),
+            PairingInput::Launcher(event) => self.handle_launcher_event(&event, tasks),
+            PairingInput::Pools(resolved) => self.facts.set_resolved_pools(resolved),
+        }
+    }
+
+    fn finished(&mut self, outcome: FinishedTask, tasks: &mut Tasks) {
+        self.handle_finished(outcome, tasks);
+    }
+
+    fn term_changed(&mut self, epoch: Option<u64>, _tasks: &mut Tasks) {
+        (self.term, self.epoch) = (epoch, None);
+        self.listed_namespaces.clear();
         self.provider_namespaces.clear();
         self.baselines.clear();
-        self.tasks = JoinSet::new();
         self.requester_status = RequesterStatusWriter::default();
         self.actuation_timer.forget();
         self.pod_events.forget();
@@ -273,63 +308,53 @@ impl PairingController {
         self.launcher_watches.clear();
         self.ports = EnginePorts::default();
         self.core = Pairing::new(self.executor.settings.core);
-        self.index.apply_deferred(&self.facts);
-        if let Some(epoch) = epoch {
-            self.index.defer_changes();
-            let (listed, awaited) = (Arc::clone(&self.pod_lists), self.awaited.clone());
-            self.tasks.spawn(async move { FinishedTask::Listed(epoch, list(&listed, &awaited).await) });
-        }
+        self.index = PodIndex::new(self.executor.settings.mode);
     }
 
-    fn start_leading(&mut self, epoch: u64, all: Vec<Delta<Pod>>) {
-        self.index.apply_lists(all, &self.facts);
-        self.epoch = Some(epoch);
-        self.apply_events(vec![PairingEvent::LeadershipGained { epoch: LeaderEpoch(epoch) }]);
-        self.facts.reset_last_sent();
-        self.apply_facts();
-        self.apply_events(vec![PairingEvent::Listed]);
-        self.actuation_timer.listed();
-        let inputs = MetricsInputs { index: &self.index, facts: &self.facts, now: self.executor.clock.now() };
-        self.pairing_metrics.begin(inputs);
-        self.schedule_meter_read(Duration::ZERO);
+    fn next_deadline(&self) -> Option<Tick> {
+        self.core.next_deadline().into_iter().chain(self.pairing_metrics.due()).min()
     }
 
-    fn decide(&mut self) {
-        if self.facts.are_complete()
-            && let Some((epoch, all)) = self.pending_list.take()
+    fn decide(&mut self, tasks: &mut Tasks) {
+        if self.epoch.is_none()
+            && let Some(epoch) = self.term.filter(|_| self.has_synced())
         {
-            self.start_leading(epoch, all);
+            self.start_leading(epoch, tasks);
         }
         let Some(epoch) = self.epoch else { return };
-        self.apply_facts();
+        self.apply_facts(tasks);
         let Executor { settings, metrics, .. } = &*self.executor;
-        self.launcher_watches.sync(&self.index, LeaderEpoch(epoch), &settings.key, metrics);
+        self.launcher_watches.sync(&mut self.index, LeaderEpoch(epoch), &settings.key, metrics);
         let now = self.executor.clock.now();
         self.pairing_metrics.recount_due(MetricsInputs { index: &self.index, facts: &self.facts, now });
         let mut plan = self.core.plan(now);
         self.core.issued(&plan, now);
-        if !plan.planned_nodes.is_empty() {
-            let core = &self.core;
-            let lives = |(node, engine): &memory_baseline::EngineLocation| {
-                core.node(node).is_some_and(|node| node.engines.contains_key(engine))
-            };
-            self.provider_namespaces.retain(|location, _| lives(location));
-            self.baselines.retain(lives);
-            self.facts.forget_unused(&self.core);
+        self.forget_unused(&plan.planned_nodes);
+        for command in std::mem::take(&mut plan.commands) {
+            self.start_command(command, tasks);
         }
-        for command in plan.commands {
-            let context = self.command_context(command);
-            if let Some(requester) = &context.requester {
-                self.actuation_timer.command_issued(&requester.id, &context.command.action);
-            }
-            let executor = Arc::clone(&self.executor);
-            self.tasks.spawn(async move {
-                let notices = pod_events::completion_events(&context);
-                let done = Box::pin(executor.execute(context)).await;
-                let notices = if done.is_success() { notices } else { Vec::new() };
-                FinishedTask::Command(Box::new((done, notices)))
-            });
+        self.report_waiting(plan, tasks);
+        self.requester_status.write(&self.index, &self.facts, &self.executor, &self.pod_events, tasks);
+    }
+}
+
+impl PairingController {
+    fn start_command(&mut self, command: PairingCommand, tasks: &mut Tasks) {
+        let context = self.command_context(command);
+        if let Some(requester) = &context.requester {
+            self.actuation_timer.command_issued(&requester.id, &context.command.action);
         }
+        let executor = Arc::clone(&self.executor);
+        tasks.spawn(async move {
+            let notices = pod_events::completion_events(&context);
+            let done = Box::pin(executor.execute(context)).await;
+            let notices = if done.is_success() { notices } else { Vec::new() };
+            FinishedTask::Command(Box::new((done, notices)))
+        });
+    }
+
+    /// Reports why requesters wait: in their Events, their statuses and the log.
+    fn report_waiting(&mut self, mut plan: PairingPlan, tasks: &mut Tasks) {
         for ((node, requester), reason) in &mut plan.reasons {
             for more in [self.requester_status.error_of(requester), self.provider_failure(node, requester)]
                 .into_iter()
@@ -338,7 +363,7 @@ impl PairingController {
                 *reason = format!("{reason}; {more}");
             }
         }
-        self.pod_events.update_waiting(&plan.planned_nodes, &plan.reasons, &mut self.tasks);
+        self.pod_events.update_waiting(&plan.planned_nodes, &plan.reasons, tasks);
         for ((node, requester), reason) in plan.reasons {
             tracing::debug!(%requester, reason, "requester waits");
             let pairing_node =
@@ -349,20 +374,28 @@ impl PairingController {
                     requester_pod,
                     &waiting.accelerators,
                     &self.executor,
-                    &mut self.tasks,
+                    tasks,
                 );
                 if waiting.accelerators.is_empty() {
                     self.requester_status.report_unresponsive_stub(requester_pod, waiting.retry.failures);
                 }
             }
         }
-        self.requester_status.write(
-            &self.index,
-            &self.facts,
-            &self.executor,
-            &self.pod_events,
-            &mut self.tasks,
-        );
+    }
+
+    /// Forgets engines of these nodes that no longer exist.
+    fn forget_unused(&mut self, planned: &[NodeName]) {
+        for name in planned {
+            let node = self.core.node(name);
+            let exists =
+                |engine: &PairingEngineId| node.is_some_and(|node| node.engines.contains_key(engine));
+            self.provider_namespaces.retain_on(name, exists);
+            self.baselines.retain_on(name, exists);
+            self.ports.retain_on(name, exists);
+        }
+        if !planned.is_empty() {
+            self.facts.forget_unused(&self.core);
+        }
     }
 
     /// Returns the kubelet's reason why this requester's last provider, or the launcher there, failed.
@@ -381,36 +414,13 @@ impl PairingController {
     }
 }
 
-/// Lists all visible Pods. Retries until the API server answers, except for namespaces whose list is skipped.
-async fn list(all: &[WatchTarget<Pod>], awaited: &InitialLists) -> Vec<Delta<Pod>> {
-    let mut found = Vec::new();
-    for watched in all {
-        loop {
-            match watched::list(watched).await {
-                Ok(change) => break found.push(change),
-                Err(_)
-                    if watched.namespace.as_ref().is_some_and(|namespace| awaited.is_skipped(namespace)) =>
-                {
-                    break;
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "Pod list failed, retrying");
-                    time::sleep(LIST_RETRY_DELAY).await;
-                }
-            }
-        }
-    }
-    found
-}
-
-/// Returns the number of lists of each kind: one per namespace.
-fn namespace_count(all: &[WatchTarget<Pod>]) -> usize {
-    all.iter().map(|watched| &watched.namespace).collect::<BTreeSet<_>>().len()
-}
-
-async fn until(deadline: Option<Tick>, clock: TickClock) {
-    match deadline {
-        Some(deadline) => time::sleep(deadline.since(clock.now()).duration()).await,
-        None => std::future::pending().await,
-    }
+/// The changes of a kind that is watched at any time.
+fn deltas<K>(
+    changes: Subscription<K>,
+    input: impl Fn(Delta<K>) -> PairingInput + Send + 'static,
+) -> BoxStream<'static, PairingInput>
+where
+    K: Resource<DynamicType = ()> + Send + Sync + 'static,
+{
+    changes.map(move |TermDelta { delta, .. }| input(delta)).boxed()
 }

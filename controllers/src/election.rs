@@ -69,6 +69,12 @@ impl Leadership {
         self.age() < LEASE_DURATION / 3
     }
 
+    /// Whether this gateway has sent a successful renewal since that time, and so led then.
+    #[must_use]
+    pub fn is_renewed_since(&self, time: Instant) -> bool {
+        self.renewed >= time
+    }
+
     /// Time that the claim stays valid without a renewal.
     #[must_use]
     pub fn remaining(&self) -> Duration {
@@ -196,6 +202,7 @@ impl<S: LeaseStore> ElectionTask<S> {
 
     /// Runs one pass of the election and returns the pause until the next.
     async fn step(&mut self) -> Duration {
+        let begun = Instant::now();
         let mut outcome = self.attempt().await;
         // Another gateway wrote first, or the lease was deleted: read the current state at once.
         if matches!(outcome, Err(LeaseError::Conflict)) {
@@ -216,7 +223,12 @@ impl<S: LeaseStore> ElectionTask<S> {
             }
         }
         self.publish();
-        let pause = if self.leadership.borrow().is_some() { RENEW_INTERVAL } else { POLL_INTERVAL };
+        // Renewals keep their rhythm however long the API server takes for one.
+        let pause = if self.leadership.borrow().is_some() {
+            RENEW_INTERVAL.saturating_sub(begun.elapsed())
+        } else {
+            POLL_INTERVAL
+        };
         // No event announces the end of a claim or of a lease, so the pause ends at that time.
         self.state.due(Instant::now()).map_or(pause, |due| due.min(pause))
     }
@@ -257,11 +269,14 @@ impl<S: LeaseStore> ElectionTask<S> {
         Ok(())
     }
 
-    fn publish(&self) {
+    fn publish(&mut self) {
         let now = Instant::now();
         let claim = self.state.leadership(now).map(|(epoch, renewed)| Leadership { epoch, renewed });
-        let before = self.leadership.send_replace(claim);
-        match (before, claim) {
+        let (before, published) = replace_claim(&self.leadership, claim);
+        if claim.is_some() && published.is_none() {
+            self.state.end_claim();
+        }
+        match (before, published) {
             (Some(before), Some(claim)) if before.epoch == claim.epoch => {}
             (_, Some(claim)) => tracing::info!(epoch = claim.epoch, "this gateway became the leader"),
             (Some(before), None) => {
@@ -273,6 +288,26 @@ impl<S: LeaseStore> ElectionTask<S> {
             (None, None) => {}
         }
     }
+}
+
+/// Publishes a claim, or `None` if the published claim of the same epoch has expired. Returns the former claim and the
+/// new one.
+///
+/// While a renewal is on its way the claim may expire. A reader that sees this ends its term, and other readers may not
+/// see it, so the same epoch must not begin again. All of them read the clock under the channel's lock: a claim that a
+/// reader saw expired is expired here, too.
+fn replace_claim(
+    published: &watch::Sender<Option<Leadership>>,
+    claim: Option<Leadership>,
+) -> (Option<Leadership>, Option<Leadership>) {
+    let mut replaced = (None, None);
+    published.send_modify(|current| {
+        let before = *current;
+        let expired = before.filter(|before| !before.is_valid()).map(|before| before.epoch);
+        *current = claim.filter(|claim| expired != Some(claim.epoch));
+        replaced = (before, *current);
+    });
+    replaced
 }
 
 /// Returns the time since 1970 in units of ten seconds; a lease's transition count holds 600 years of them.

@@ -3,7 +3,7 @@
 use std::{fmt, net::IpAddr};
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
-use kube::{Client, ResourceExt as _};
+use kube::ResourceExt as _;
 use rouse::{
     model::SleepLevel,
     units::{Generation, Tick},
@@ -13,9 +13,9 @@ use super::{
     condition::tick,
     crd::ledger::ObjectName,
     dual_pods::keys,
-    label, model_controller,
-    watch::WatchTarget,
-    workload::{self, ASLEEP, CONTAINER, FINGERPRINT, GENERATION, OBJECT, REPLICA, STUB, TEMPLATE},
+    label,
+    workload::{ASLEEP, CONTAINER, FINGERPRINT, GENERATION, MANAGED, OBJECT, REPLICA, ROUSE, STUB, TEMPLATE},
+    writer::fence::SeenObject,
 };
 
 /// The last known state of an engine's Pod.
@@ -23,6 +23,8 @@ use super::{
 pub struct EnginePod {
     pub name: ObjectName,
     pub uid: String,
+    /// For the fences of writes to the Pod.
+    pub seen: SeenObject,
     /// The model and the Deployment's template, from the Pod's labels.
     pub model: String,
     pub template_hash: String,
@@ -48,12 +50,12 @@ pub struct EnginePod {
     pub failure: Option<PodFailure>,
 }
 
-/// Returns the watch target for engine Pods of one namespace or of all.
-#[must_use]
-pub fn watch_target(client: &Client, namespace: Option<String>) -> WatchTarget<Pod> {
-    let api = model_controller::namespaced(client, namespace.as_deref());
-    let slim = |pod: &mut Pod| pod.metadata.managed_fields = None;
-    WatchTarget { api, namespace, labels: Some(workload::selector()), fields: None, slim }
+/// Whether the Pod has the labels of an engine's Pod, as in [`crate::workload::selector`].
+///
+/// A provider of a model's requester has the label of the model, too.
+pub(crate) fn is_engine_pod(pod: &Pod) -> bool {
+    let labels = pod.labels();
+    labels.contains_key(label::MODEL) && labels.get(MANAGED).is_some_and(|by| by == ROUSE)
 }
 
 /// Why a Pod makes no progress.
@@ -101,6 +103,7 @@ impl EnginePod {
         Some(Self {
             name: ObjectName::new(pod.namespace()?, pod.name_any()),
             uid: pod.uid()?,
+            seen: SeenObject::of(&pod.metadata),
             model: labels.get(label::MODEL)?.clone(),
             template_hash: labels.get(TEMPLATE)?.clone(),
             fingerprint: number(FINGERPRINT)?,
@@ -203,6 +206,16 @@ mod tests {
             "status": status,
         });
         EnginePod::of(&serde_json::from_value(pod).unwrap())
+    }
+
+    #[test]
+    fn a_provider_is_no_engine_pod_although_it_has_the_label_of_the_model() {
+        let of = |labels: Value| {
+            is_engine_pod(&serde_json::from_value(json!({"metadata": {"labels": labels}})).unwrap())
+        };
+        assert!(of(json!({MANAGED: ROUSE, label::MODEL: "hash"})));
+        assert!(!of(json!({label::MODEL: "hash", TEMPLATE: "abcd"})));
+        assert!(!of(json!({MANAGED: ROUSE})));
     }
 
     #[test]

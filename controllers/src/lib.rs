@@ -1,16 +1,18 @@
 //! The cluster side of a gateway: object kinds, controllers, leader election and memory reservations.
 //!
-//! To write a new controller, copy one of two. [`model_controller`] derives a configuration and statuses from objects:
-//! it watches, applies each change to an index without calls, and [`status_writer`] writes what differs. [`dual_pods`]
-//! decides and executes: events go into decisions without I/O (`rouse::pairing`), and each command is a task whose
-//! outcome comes back as an event. A new kind goes into [`crd`] (then run `rouse-gateway crds --dir
-//! charts/rouse/crds`), and its watch through [`watch`]. Start the controller in [`runtime`], write through [`writer`],
-//! and add its rights in `charts/rouse/rbac` and in the tables of `gateway/tests/cluster/rights.rs`.
+//! A controller is a `kit::Component`, which `kit::run` drives. To write a new one, copy one of two. `model_controller`
+//! derives a configuration and statuses from objects: it applies each change to an index without calls, and
+//! `status_writer` writes what differs. [`dual_pods`] decides and executes: events go into decisions without I/O
+//! (`rouse::pairing`), and each command is a task whose outcome comes back as an event. A new kind goes into [`crd`]
+//! (then run `rouse-gateway crds --dir charts/rouse/crds`), and its watch into `runtime/watches.rs`. Start the
+//! controller in [`runtime`], write through [`writer`], and add its rights in `charts/rouse/rbac` and in the tables of
+//! `gateway/tests/cluster/rights.rs`.
 
 #![warn(clippy::indexing_slicing)]
 
 mod api_error;
 pub mod backend_address;
+mod cache;
 pub mod compose;
 pub mod condition;
 pub mod conflicts;
@@ -21,12 +23,14 @@ pub mod election;
 pub mod engine_pod;
 pub mod event_content;
 mod failpoint;
-pub mod gateway_replica;
+mod gateway_replica;
+mod generation_floor;
 pub mod index;
+mod kit;
 pub mod label;
 pub mod ledger;
 pub mod metrics;
-pub mod model_controller;
+mod model_controller;
 pub mod own_pod;
 pub mod platform;
 pub mod published;
@@ -35,10 +39,10 @@ pub mod rejection;
 pub mod runtime;
 pub mod status;
 pub mod status_inputs;
-pub mod status_writer;
+mod status_writer;
 pub mod strategic_merge;
 mod stub_client;
 pub mod stub_key;
-pub mod watch;
+mod watch;
 pub mod workload;
 pub mod writer;

@@ -1,164 +1,138 @@
-//! Watches the cluster's objects, maintains the index, and publishes what follows from it.
+//! Maintains the index of the cluster's objects, publishes what follows from it, and writes their statuses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
-use k8s_openapi::{
-    ClusterResourceScope, NamespaceResourceScope,
-    api::core::v1::{Node, NodeStatus},
-};
-use kube::{Api, Client, Resource, ResourceExt as _, core::DeserializeGuard};
-use serde::de::DeserializeOwned;
-use tokio::{
-    sync::{mpsc, watch},
-    task::JoinSet,
-};
+use futures_util::{Stream, StreamExt as _, stream};
+use k8s_openapi::api::core::v1::Node;
+use kube::{Resource, ResourceExt as _};
+use rouse::units::Tick;
+use tokio::sync::watch;
 
 use super::{
+    cache::{Subscription, TermDelta},
     crd::{AcceleratorNode, AcceleratorPool, InferenceModel, ledger::ObjectName},
-    election::Leadership,
     index::{ClusterIndex, IndexedObject, ObjectKey, ObjectKind, Resolved},
-    published::PublishedModel,
-    status_inputs::StatusInputs as Facts,
-    status_writer::StatusWriter,
-    watch::{Delta, InitialLists, WatchTarget, WatchedObject, watch as follow},
+    kit::Component,
+    published::{PublishedMailbox, PublishedModel},
+    status_inputs::StatusInputs,
+    status_writer::{StatusWriter, Tasks, WriteCompletion},
+    watch::{Delta, WatchedObject},
 };
 
-/// Capacity of the channel to the index; further changes wait at the API server.
-const CHANNEL_CAPACITY: usize = 1024;
-/// Maximum number of changes applied between two resolutions of the index.
-const MAX_BATCH: usize = 512;
-
-/// A change of one watched object or list.
+/// A change of what the controller observes.
 #[derive(Debug)]
-pub enum ObjectDelta {
+pub(crate) enum ModelInput {
     Model(Delta<InferenceModel>),
     Pool(Delta<AcceleratorPool>),
     AcceleratorNode(Delta<AcceleratorNode>),
     Node(Delta<Node>),
+    /// There are new facts or Events from the decisions.
+    Facts,
 }
 
-/// Watches everything that the index needs.
-///
-/// `namespaces`: the namespaces of the models; `None` stands for the whole cluster. `awaited`: the lists that have not
-/// arrived yet.
-pub fn watch_all(
-    client: &Client,
-    namespaces: &[Option<String>],
-    nodes: bool,
-    awaited: &InitialLists,
-    tasks: &mut JoinSet<()>,
-) -> mpsc::Receiver<ObjectDelta> {
-    let (tx, rx) = mpsc::channel(CHANNEL_CAPACITY);
-    for namespace in namespaces {
-        let api = namespaced(client, namespace.as_deref());
-        let models = WatchTarget { api, namespace: namespace.clone(), labels: None, fields: None, slim };
-        tasks.spawn(follow(models, tx.clone(), awaited.clone(), ObjectDelta::Model));
-    }
-    tasks.spawn(follow(cluster_wide(client, slim), tx.clone(), awaited.clone(), ObjectDelta::Pool));
-    if nodes {
-        tasks.spawn(follow(
-            cluster_wide(client, slim),
-            tx.clone(),
-            awaited.clone(),
-            ObjectDelta::AcceleratorNode,
-        ));
-        tasks.spawn(follow(cluster_wide(client, slim_node), tx, awaited.clone(), ObjectDelta::Node));
-    }
-    rx
+/// What feeds the controller.
+pub(crate) struct ModelWatches {
+    pub(crate) models: Subscription<InferenceModel>,
+    pub(crate) pools: Subscription<AcceleratorPool>,
+    pub(crate) accelerator_nodes: Subscription<AcceleratorNode>,
+    pub(crate) nodes: Subscription<Node>,
 }
 
-fn cluster_wide<K>(client: &Client, slim: fn(&mut K)) -> WatchTarget<K>
-where
-    K: Resource<Scope = ClusterResourceScope, DynamicType = ()> + Clone + DeserializeOwned,
-{
-    WatchTarget { api: Api::all(client.clone()), namespace: None, labels: None, fields: None, slim }
-}
-
-/// Drops managed fields, which are as large as the fields they describe, and annotations.
-fn slim<K: Resource>(object: &mut K) {
-    let metadata = object.meta_mut();
-    (metadata.managed_fields, metadata.annotations) = (None, None);
-}
-
-/// Keeps only metadata and allocatable resources of a Node, most of which describes its disk.
-fn slim_node(node: &mut Node) {
-    slim(node);
-    node.spec = None;
-    if let Some(status) = node.status.take() {
-        node.status = Some(NodeStatus { allocatable: status.allocatable, ..NodeStatus::default() });
+impl ModelWatches {
+    /// Returns everything that the controller observes as one stream.
+    pub(crate) fn inputs(self, status_inputs: Arc<StatusInputs>) -> impl Stream<Item = ModelInput> {
+        let Self { models, pools, accelerator_nodes, nodes } = self;
+        let facts = stream::unfold(status_inputs, async |status_inputs| {
+            status_inputs.changed().await;
+            Some((ModelInput::Facts, status_inputs))
+        });
+        stream::select_all([
+            models.map(|TermDelta { delta, .. }| ModelInput::Model(delta)).boxed(),
+            pools.map(|TermDelta { delta, .. }| ModelInput::Pool(delta)).boxed(),
+            accelerator_nodes.map(|TermDelta { delta, .. }| ModelInput::AcceleratorNode(delta)).boxed(),
+            nodes.map(|TermDelta { delta, .. }| ModelInput::Node(delta)).boxed(),
+            facts.boxed(),
+        ])
     }
 }
 
-/// Returns the API for one namespace or for all.
-pub fn namespaced<K>(client: &Client, namespace: Option<&str>) -> Api<DeserializeGuard<K>>
-where
-    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + DeserializeOwned,
-{
-    match namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
-    }
-}
-
-/// The task that maintains the index.
-pub struct ModelController {
-    pub index: ClusterIndex,
-    pub deltas: mpsc::Receiver<ObjectDelta>,
+/// The controller of InferenceModels, pools and nodes.
+pub(crate) struct ModelController {
+    pub(crate) index: ClusterIndex,
     /// Facts from the decisions.
-    pub status_inputs: Arc<Facts>,
-    pub leadership: watch::Receiver<Option<Leadership>>,
-    pub status_writer: StatusWriter,
-    /// Sends the content of model statuses.
-    pub published: mpsc::UnboundedSender<PublishedModel>,
+    pub(crate) status_inputs: Arc<StatusInputs>,
+    pub(crate) status_writer: StatusWriter,
+    /// Receives the content of model statuses.
+    pub(crate) published: Arc<PublishedMailbox>,
     /// The last value sent for each object.
-    pub last_published: BTreeMap<ObjectName, PublishedModel>,
+    pub(crate) last_published: BTreeMap<ObjectName, Arc<PublishedModel>>,
     /// The resolved objects, from when every kind was listed once.
-    pub resolved: watch::Sender<Option<Arc<Resolved>>>,
+    pub(crate) resolved: watch::Sender<Option<Arc<Resolved>>>,
+    /// Epoch of the term, while this gateway leads.
+    pub(crate) term: Option<u64>,
+    /// The same, once this leader knows what runs.
+    pub(crate) decides: Option<u64>,
+}
+
+impl Component for ModelController {
+    type Input = ModelInput;
+    type Outcome = WriteCompletion;
+
+    fn apply(&mut self, input: ModelInput, _tasks: &mut Tasks) {
+        match input {
+            ModelInput::Model(delta) => self.apply_models(delta),
+            ModelInput::Pool(delta) => self.apply_pools(delta),
+            ModelInput::AcceleratorNode(delta) => {
+                self.apply_nodes(&delta);
+                update_index(&mut self.index, ObjectKind::AcceleratorNode, delta);
+            }
+            ModelInput::Node(delta) => update_index(&mut self.index, ObjectKind::Node, delta),
+            ModelInput::Facts => {}
+        }
+    }
+
+    fn finished(&mut self, completion: WriteCompletion, tasks: &mut Tasks) {
+        self.status_writer.finished(completion, tasks);
+    }
+
+    fn term_changed(&mut self, epoch: Option<u64>, _tasks: &mut Tasks) {
+        self.term = epoch;
+        self.status_writer.writes_dropped();
+    }
+
+    fn next_deadline(&self) -> Option<Tick> {
+        self.decides.and_then(|_| self.status_writer.retry_at())
+    }
+
+    fn decide(&mut self, tasks: &mut Tasks) {
+        if !self.index.is_complete() {
+            return;
+        }
+        let resolved = self.index.resolved();
+        self.publish_resolved(&resolved);
+        // A new leader that does not know yet what runs would report that nothing does.
+        let decides = self.deciding_epoch();
+        if decides != self.decides {
+            self.decides = decides;
+            self.status_writer.mark_all_due(&resolved);
+        }
+        self.status_writer.update_facts(self.status_inputs.take_facts(), &resolved);
+        self.status_writer.send_events(self.status_inputs.take_events(), &resolved);
+        if let Some(epoch) = decides {
+            self.status_writer.write(epoch, &self.index, &resolved, tasks);
+        }
+    }
 }
 
 impl ModelController {
-    /// Runs until the watches or the election end.
-    pub async fn run(mut self) {
-        let mut batch = Vec::new();
-        let mut epoch = None;
-        loop {
-            tokio::select! {
-                taken = self.deltas.recv_many(&mut batch, MAX_BATCH) => {
-                    if taken == 0 {
-                        return;
-                    }
-                    batch.drain(..).for_each(|told| self.apply(told));
-                }
-                () = self.status_inputs.changed() => {}
-                () = self.status_writer.next_completion() => {}
-                changed = self.leadership.changed() => {
-                    if changed.is_err() {
-                        return;
-                    }
-                }
-            }
-            if !self.index.is_complete() {
-                continue;
-            }
-            let resolved = self.index.resolved();
-            self.publish_resolved(&resolved);
-            let leads =
-                self.leadership.borrow_and_update().filter(Leadership::is_valid).map(|claim| claim.epoch);
-            // A new leader that does not know yet what runs would report that nothing does.
-            let decides = leads.filter(|_| self.status_inputs.decides());
-            if decides != epoch {
-                epoch = decides;
-                self.status_writer.mark_all_due(&resolved);
-            }
-            self.status_writer.update_facts(self.status_inputs.take_facts(), &resolved);
-            self.status_writer.send_events(self.status_inputs.take_events(), &resolved);
-            if decides.is_some() {
-                self.status_writer.write(&self.index, &resolved);
-            }
-        }
+    /// Returns the epoch of the term, once this leader knows what runs.
+    ///
+    /// The decisions are made on another thread, which may still be in a former term.
+    fn deciding_epoch(&self) -> Option<u64> {
+        self.term.filter(|epoch| self.status_inputs.decides_in(*epoch))
     }
 
     /// Publishes the resolved objects if they have changed.
@@ -182,47 +156,31 @@ impl ModelController {
         self.resolved.send_replace(Some(Arc::clone(now)));
     }
 
-    fn apply(&mut self, delta: ObjectDelta) {
-        match delta {
-            ObjectDelta::Model(change) => {
-                match &change {
-                    Delta::All { namespace, objects } => {
-                        let listed: BTreeSet<ObjectName> = objects.iter().map(WatchedObject::name).collect();
-                        let in_scope =
-                            |name: &ObjectName| namespace.as_ref().is_none_or(|n| *n == name.namespace);
-                        let removed = self
-                            .last_published
-                            .keys()
-                            .filter(|name| in_scope(name) && !listed.contains(name));
-                        let removed: Vec<ObjectName> = removed.cloned().collect();
-                        removed.iter().for_each(|name| self.model_deleted(name));
-                        objects.iter().for_each(|found| self.model_applied(found));
-                    }
-                    Delta::Applied(found) => self.model_applied(found),
-                    Delta::Deleted(name) => self.model_deleted(name),
-                }
-                update_index(&mut self.index, ObjectKind::Model, change);
+    fn apply_models(&mut self, change: Delta<InferenceModel>) {
+        match &change {
+            Delta::All { namespace, objects } => {
+                let listed: BTreeSet<ObjectName> = objects.iter().map(WatchedObject::name).collect();
+                let in_scope = |name: &ObjectName| namespace.as_ref().is_none_or(|n| *n == name.namespace);
+                let removed =
+                    self.last_published.keys().filter(|name| in_scope(name) && !listed.contains(name));
+                let removed: Vec<ObjectName> = removed.cloned().collect();
+                removed.iter().for_each(|name| self.model_deleted(name));
+                objects.iter().for_each(|found| self.model_applied(found));
             }
-            ObjectDelta::Pool(change) => {
-                if let Delta::Applied(found) = &change
-                    && let WatchedObject::Readable(pool) = &**found
-                {
-                    let name = pool.name_any();
-                    let before = self.index.pool_status(&name).map(|status| &status.ledger);
-                    self.status_writer.pool_applied(
-                        &name,
-                        before,
-                        pool.status.as_ref().map(|status| &status.ledger),
-                    );
-                }
-                update_index(&mut self.index, ObjectKind::Pool, change);
-            }
-            ObjectDelta::AcceleratorNode(change) => {
-                self.apply_nodes(&change);
-                update_index(&mut self.index, ObjectKind::AcceleratorNode, change);
-            }
-            ObjectDelta::Node(change) => update_index(&mut self.index, ObjectKind::Node, change),
+            Delta::Applied(found) => self.model_applied(found),
+            Delta::Deleted(name) => self.model_deleted(name),
         }
+        update_index(&mut self.index, ObjectKind::Model, change);
+    }
+
+    fn apply_pools(&mut self, change: Delta<AcceleratorPool>) {
+        if let Delta::Applied(WatchedObject::Readable(pool)) = &change {
+            let name = pool.name_any();
+            let before = self.index.pool_status(&name).map(|status| &status.ledger);
+            let now = pool.status.as_ref().map(|status| &status.ledger);
+            self.status_writer.pool_applied(&name, before, now);
+        }
+        update_index(&mut self.index, ObjectKind::Pool, change);
     }
 
     fn apply_nodes(&mut self, change: &Delta<AcceleratorNode>) {
@@ -248,19 +206,18 @@ impl ModelController {
     fn model_applied(&mut self, found: &WatchedObject<InferenceModel>) {
         let WatchedObject::Readable(model) = found else { return };
         self.status_writer.model_applied(model);
-        let published = PublishedModel::of(model);
+        let published = Arc::new(PublishedModel::of(model));
         if self.last_published.get(&published.object) != Some(&published) {
-            self.last_published.insert(published.object.clone(), published.clone());
-            // The receiver ends only with this gateway.
-            self.published.send(published).unwrap_or_default();
+            self.last_published.insert(published.object.clone(), Arc::clone(&published));
+            self.published.post(published);
         }
     }
 
     fn model_deleted(&mut self, name: &ObjectName) {
         self.status_writer.model_deleted(name);
         if let Some(known) = self.last_published.remove(name) {
-            self.published.send(known.without_engines()).unwrap_or_default();
-            if self.status_inputs.decides()
+            self.published.post(Arc::new(Arc::unwrap_or_clone(known).after_deletion()));
+            if self.deciding_epoch().is_some()
                 && let Some(resolved) = &*self.resolved.borrow()
             {
                 self.status_writer.deleted(name, resolved);
@@ -269,7 +226,7 @@ impl ModelController {
     }
 }
 
-fn update_index<K: Resource + Into<IndexedObject>>(
+fn update_index<K: Resource + Clone + Into<IndexedObject>>(
     index: &mut ClusterIndex,
     kind: ObjectKind,
     change: Delta<K>,
@@ -281,7 +238,7 @@ fn update_index<K: Resource + Into<IndexedObject>>(
             objects.into_iter().for_each(|found| put(index, kind, found));
             index.apply_list(kind, namespace.as_deref(), &listed);
         }
-        Delta::Applied(found) => put(index, kind, *found),
+        Delta::Applied(found) => put(index, kind, found),
         Delta::Deleted(name) => {
             let metadata = kube::api::ObjectMeta {
                 namespace: Some(name.namespace),
@@ -293,13 +250,14 @@ fn update_index<K: Resource + Into<IndexedObject>>(
     }
 }
 
-fn put<K: Resource + Into<IndexedObject>>(
+fn put<K: Resource + Clone + Into<IndexedObject>>(
     index: &mut ClusterIndex,
     kind: ObjectKind,
     found: WatchedObject<K>,
 ) {
     match found {
-        WatchedObject::Readable(object) => index.apply(object),
+        // Another reader of the watch may still hold the object.
+        WatchedObject::Readable(object) => index.apply(Arc::unwrap_or_clone(object)),
         WatchedObject::Unreadable { metadata, error } => index.unreadable(kind, &metadata, &error),
     }
 }

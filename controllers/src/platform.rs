@@ -12,6 +12,8 @@
 //! takes effect (a reservation in the pool, an engine's name on its Pod), so the next leader can continue from there.
 
 mod actuation;
+mod confirmation;
+mod context;
 pub mod dcgm;
 mod deployment_scaler;
 mod engine_manager;
@@ -20,10 +22,14 @@ mod engine_task;
 mod external;
 pub mod launcher;
 mod ledger_writer;
+mod model_placements;
 mod observe;
 mod occupancy;
 mod placement;
 mod takeover;
+#[cfg(test)]
+mod testing;
+mod work_queue;
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -31,7 +37,6 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use rouse::{
-    engine::last_outcome::EngineDiagnostics,
     fault::Fault,
     fleet::{Fleet, Plan, RoutingChanges, command::Command, event::Event},
     model::{EngineId, ModelName},
@@ -42,33 +47,25 @@ use rouse_net::lease::TickClock;
 use rouse_platform::EngineActivity;
 use rouse_platform::{Platform, engine_client::PlatformContext};
 use tokio::{
-    sync::{mpsc, oneshot, watch},
+    sync::{Notify, Semaphore, mpsc},
     task::JoinHandle,
 };
 
 use self::{
+    context::KubernetesContext,
     dcgm::DcgmClient,
-    engine_manager::{EngineManager, ManagerInputs, ManagerRequest},
-    ledger_writer::LedgerChange,
-    occupancy::OccupancyMap,
+    engine_manager::{EngineManager, ManagerInputs},
+    work_queue::{PlatformFailure, WorkQueue},
 };
 use crate::{
-    election::Leadership,
-    index::{AcceleratorCapacities, ResolvedNode},
-    ledger::{LocationError, PoolLedger, ReservationLocation},
-    metrics::MeterReadMetrics,
-    published::PublishedModel,
-    status_inputs::StatusInputs,
-    watch::{Delta, InitialLists},
-    workload::Sidecar,
+    cache::Subscription, index::ResolvedNode, kit::Terms, ledger::PoolLedger, metrics::MeterReadMetrics,
+    published::PublishedMailbox, status_inputs::StatusInputs, watch::InitialLists, workload::Sidecar,
     writer::ObjectWriter,
 };
 
 pub use external::ExternalBackend;
+pub use model_placements::ModelPlacements;
 pub use placement::ModelPlacement;
-
-/// Placement of each model's engines, by model name.
-pub type ModelPlacements = BTreeMap<ModelName, Arc<ModelPlacement>>;
 
 /// Models on backends that Rouse does not manage.
 pub type ExternalBackends = BTreeMap<ModelName, Arc<ExternalBackend>>;
@@ -77,66 +74,35 @@ pub type ExternalBackends = BTreeMap<ModelName, Arc<ExternalBackend>>;
 pub type ResolvedNodes = BTreeMap<String, ResolvedNode>;
 
 /// Inputs of [`KubernetesPlatform::start`].
-pub struct KubernetesDependencies {
+pub(crate) struct KubernetesDependencies {
     pub client: Client,
     pub pool_ledger: PoolLedger,
     pub writer: ObjectWriter,
-    pub leadership: watch::Receiver<Option<Leadership>>,
+    pub terms: Terms,
     pub sidecar: Sidecar,
     /// The namespaces whose Pods are watched; `None` is the whole cluster.
     pub namespaces: Vec<Option<String>>,
     /// The initial lists, and which of them are skipped.
     pub initial_lists: InitialLists,
-    /// Changes of Pods.
-    pub pods: mpsc::Receiver<Delta<Pod>>,
+    /// Changes of Pods, while this gateway leads.
+    pub pods: Subscription<Pod>,
     /// Receives the decisions about each model, for its status.
     pub status_inputs: Arc<StatusInputs>,
     /// Published statuses of models, from any gateway.
-    pub published: mpsc::UnboundedReceiver<PublishedModel>,
+    pub published: Arc<PublishedMailbox>,
     /// Source of accelerator memory use where stubs cannot read it.
     pub dcgm: Option<Arc<DcgmClient>>,
     pub readings: MeterReadMetrics,
 }
 
+/// Capacity of the queue of requests to the engine manager; the tasks that send further requests wait.
+const REQUEST_QUEUE_CAPACITY: usize = 1024;
+
 /// Runs engines in a cluster.
 pub struct KubernetesPlatform {
-    commands: mpsc::UnboundedSender<Command>,
-    requests: mpsc::UnboundedSender<ManagerRequest>,
+    commands: WorkQueue<Command>,
     shared: Arc<KubernetesContext>,
     engine_manager: JoinHandle<()>,
-}
-
-/// State shared by all tasks of the platform.
-struct KubernetesContext {
-    common: Arc<PlatformContext>,
-    client: Client,
-    pool_ledger: PoolLedger,
-    writer: ObjectWriter,
-    sidecar: Sidecar,
-    namespaces: Vec<Option<String>>,
-    initial_lists: InitialLists,
-    status_inputs: Arc<StatusInputs>,
-    /// `None` until the cluster's objects were read for the first time.
-    placements: ArcSwapOption<ModelPlacements>,
-    externals: ArcSwap<ExternalBackends>,
-    nodes: ArcSwap<ResolvedNodes>,
-    requests: mpsc::UnboundedSender<ManagerRequest>,
-    dcgm: Option<Arc<DcgmClient>>,
-    readings: MeterReadMetrics,
-    occupancy: Arc<OccupancyMap>,
-}
-
-/// Reports why this generation fails: to its model's conditions and Events, and to the fleet as diagnostics.
-async fn report_failure(
-    common: &PlatformContext,
-    status_inputs: &StatusInputs,
-    engine: &EngineId,
-    generation: Generation,
-    reason: &str,
-) {
-    status_inputs.record_failure(engine, generation, reason);
-    let (engine, diagnostics) = (engine.clone(), EngineDiagnostics::from_system(reason));
-    common.send_event(Event::Diagnostics { engine, generation, diagnostics }).await;
 }
 
 impl KubernetesPlatform {
@@ -145,7 +111,7 @@ impl KubernetesPlatform {
     /// Whenever this gateway acquires the Lease, `events` receives `Adopted` for each engine that already runs, then
     /// `AdoptionDone`, then outcomes. Must be called inside a runtime, which runs the platform's tasks.
     #[must_use]
-    pub fn start(
+    pub(crate) fn start(
         config: Arc<Config>,
         events: mpsc::Sender<Event>,
         clock: TickClock,
@@ -155,7 +121,7 @@ impl KubernetesPlatform {
             client,
             pool_ledger,
             writer,
-            leadership: claim,
+            terms,
             sidecar,
             namespaces: watched,
             initial_lists: awaited,
@@ -165,8 +131,10 @@ impl KubernetesPlatform {
             dcgm,
             readings,
         } = dependencies;
-        let (commands, commands_rx) = mpsc::unbounded_channel();
-        let (requests, requests_rx) = mpsc::unbounded_channel();
+        let failure = PlatformFailure::default();
+        let (commands, commands_rx) =
+            WorkQueue::new("fleet commands", work_queue::MAX_OF_ALL_ENGINES, &failure);
+        let (requests, requests_rx) = mpsc::channel(REQUEST_QUEUE_CAPACITY);
         let shared = Arc::new(KubernetesContext {
             common: PlatformContext::new(config, events, clock),
             client,
@@ -177,22 +145,26 @@ impl KubernetesPlatform {
             initial_lists: awaited,
             status_inputs,
             placements: ArcSwapOption::empty(),
+            placements_changed: Notify::new(),
             externals: ArcSwap::default(),
             nodes: ArcSwap::default(),
-            requests: requests.clone(),
+            requests,
+            failure,
             dcgm,
             readings,
             occupancy: Arc::default(),
+            confirmations: Semaphore::new(confirmation::MAX_CONCURRENT_CONFIRMATIONS),
+            reassertions: Semaphore::new(deployment_scaler::MAX_CONCURRENT_REASSERTIONS),
         });
-        let manager = EngineManager::new(Arc::clone(&shared), requests.clone());
+        let manager = EngineManager::new(Arc::clone(&shared));
         let manager_task = tokio::spawn(manager.run(ManagerInputs {
             commands: commands_rx,
             pods,
             requests: requests_rx,
             published,
-            leadership: claim,
+            terms,
         }));
-        Self { commands, requests, shared, engine_manager: manager_task }
+        Self { commands, shared, engine_manager: manager_task }
     }
 
     /// Replaces the placements for later launches. Running engines are not touched.
@@ -204,16 +176,19 @@ impl KubernetesPlatform {
     ) {
         self.shared.externals.store(externals);
         self.shared.nodes.store(nodes);
-        let first = self.shared.placements.swap(Some(placements)).is_none();
-        if first {
-            self.requests.send(ManagerRequest::PlacementsSet).unwrap_or_default();
-        }
+        self.shared.placements.store(Some(placements));
+        self.shared.placements_changed.notify_one();
+    }
+
+    /// Returns once the platform cannot go on: this gateway must end, so that another one leads.
+    pub async fn failed(&self) {
+        self.shared.failure.reported().await;
     }
 
     /// Ends every task. Engines keep running.
     pub async fn close(self) {
-        let Self { commands, requests, shared, engine_manager: manager_task } = self;
-        drop((commands, requests, shared));
+        let Self { commands, shared, engine_manager: manager_task } = self;
+        drop((commands, shared));
         if let Err(error) = manager_task.await {
             tracing::error!(%error, "engine manager failed");
         }
@@ -222,7 +197,7 @@ impl KubernetesPlatform {
 
 impl Platform for KubernetesPlatform {
     fn submit(&self, command: Command) {
-        if self.commands.send(command).is_err() {
+        if !self.commands.push(command) {
             tracing::error!("command dropped: the engine manager has ended");
         }
     }
@@ -245,97 +220,5 @@ impl Platform for KubernetesPlatform {
 
     fn request_refused(&self, fleet: &Fleet, fault: &Fault) {
         self.shared.status_inputs.record_refusal(fleet, fault);
-    }
-}
-
-impl KubernetesContext {
-    fn placements(&self) -> Arc<ModelPlacements> {
-        self.placements.load_full().unwrap_or_default()
-    }
-
-    fn has_placements(&self) -> bool {
-        self.placements.load().is_some()
-    }
-
-    fn placement(&self, model: &ModelName) -> Option<Arc<ModelPlacement>> {
-        self.placements.load().as_ref()?.get(model).cloned()
-    }
-
-    fn externals(&self) -> Arc<ExternalBackends> {
-        self.externals.load_full()
-    }
-
-    fn external(&self, model: &ModelName) -> Option<Arc<ExternalBackend>> {
-        self.externals.load().get(model).cloned()
-    }
-
-    /// Returns the memory of this node's accelerators; empty if the node is unknown.
-    fn node_capacities(&self, node: &str) -> AcceleratorCapacities {
-        self.nodes.load().get(node).map(|node| node.capacities.clone()).unwrap_or_default()
-    }
-
-    /// Records which accelerators the engine got, and returns once that is written.
-    ///
-    /// # Errors
-    /// The engine does not fit there.
-    async fn commit_location(
-        &self,
-        placement: &ModelPlacement,
-        replica: u32,
-        location: ReservationLocation,
-    ) -> Result<(), LocationError> {
-        let capacities = self.node_capacities(&location.node);
-        // An error means that the ledger writer ended, and with it this gateway's leadership.
-        self.submit_location(placement, replica, location, capacities).await.unwrap_or(Ok(()))
-    }
-
-    /// Records which accelerators the engine has, whether or not there is room on them.
-    fn record_location(&self, placement: &ModelPlacement, replica: u32, location: ReservationLocation) {
-        drop(self.submit_location(placement, replica, location, AcceleratorCapacities::default()));
-    }
-
-    fn submit_location(
-        &self,
-        placement: &ModelPlacement,
-        replica: u32,
-        location: ReservationLocation,
-        capacities: AcceleratorCapacities,
-    ) -> oneshot::Receiver<Result<(), LocationError>> {
-        let (done, placed) = oneshot::channel();
-        if let Some(pool) = placement.pool.clone() {
-            let entry = LedgerChange::SetLocation {
-                model: placement.owner.object.clone(),
-                replica,
-                location,
-                capacities,
-                done,
-            };
-            self.requests.send(ManagerRequest::ChangeLedger { pool, change: entry }).unwrap_or_default();
-        }
-        placed
-    }
-
-    async fn report_failure(&self, engine: &EngineId, generation: Generation, reason: &str) {
-        report_failure(&self.common, &self.status_inputs, engine, generation, reason).await;
-    }
-
-    /// Marks the engine as releasing; its memory stays reserved until [`Self::release`].
-    fn mark_releasing(&self, placement: &ModelPlacement, replica: u32) {
-        if let Some(pool) = placement.pool.clone() {
-            let entry = LedgerChange::MarkReleasing { model: placement.owner.object.clone(), replica };
-            self.requests.send(ManagerRequest::ChangeLedger { pool, change: entry }).unwrap_or_default();
-        }
-    }
-
-    /// Releases the engine's reservation, and returns once that is written.
-    async fn release(&self, placement: &ModelPlacement, replica: u32) {
-        let Some(pool) = placement.pool.clone() else { return };
-        let (done, released) = oneshot::channel();
-        let entry =
-            LedgerChange::Release { model: placement.owner.object.clone(), replica, done: Some(done) };
-        self.requests.send(ManagerRequest::ChangeLedger { pool, change: entry }).unwrap_or_default();
-        // An error means that the ledger writer ended, and with it this gateway's leadership. The next leader checks
-        // again.
-        drop(released.await);
     }
 }

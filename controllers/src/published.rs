@@ -1,5 +1,7 @@
 //! Reads the engines in a model's status, from which gateways that do not lead learn them.
 
+mod mailbox;
+
 use std::net::SocketAddr;
 
 use rouse::{
@@ -18,6 +20,8 @@ use super::{
         ledger::ObjectName,
     },
 };
+
+pub use mailbox::PublishedMailbox;
 
 /// The content of a model's status.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,10 +49,16 @@ impl PublishedModel {
         }
     }
 
-    /// Returns the state after the object's deletion: without engines.
+    /// Returns the state after the object's deletion: no engines, no last request, no measurements.
     #[must_use]
-    pub fn without_engines(self) -> Self {
-        Self { engines: Vec::new(), ..self }
+    pub fn after_deletion(self) -> Self {
+        Self { engines: Vec::new(), last_request: Tick::default(), learned: None, ..self }
+    }
+
+    /// Whether it has no content: the object was deleted, or the model was never used.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.engines.is_empty() && self.last_request == Tick::default() && self.learned.is_none()
     }
 }
 

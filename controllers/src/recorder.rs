@@ -1,8 +1,13 @@
 //! Records Events on models and on Pods of dual pods.
 //!
-//! A task of its own writes them, and no caller waits for it: Events that do not fit or cannot be written are dropped.
-//! A repetition within minutes counts in the existing Event, which is written at most once a minute, so that a storm of
-//! refusals causes no storm of writes.
+//! A task of its own writes them, and no caller waits for it. Events that do not fit are dropped. A write that fails is
+//! repeated a few times: the API server may be busy, and the renewal of the Lease late. A repetition within minutes
+//! counts in the existing Event, which is written at most once a minute, so that a storm of refusals causes no storm of
+//! writes.
+//!
+//! The client library's recorder cannot take this over: it counts writes instead of occurrences, counts an Event with
+//! another note as a repetition, and makes a second Event when a write is repeated
+//! (`docs/adr/0011-events-recorder.md`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,6 +44,9 @@ const MIN_REWRITE_INTERVAL: Duration = Duration::from_secs(60);
 /// Without it the Events of a hundred new Pods would keep the API server from serving those Pods.
 const WRITE_INTERVAL: Duration = Duration::from_millis(50);
 const CONTROLLER: &str = "rouse.dev/gateway";
+/// Maximum number of tries to write an Event, and the pause after the first one, which doubles with each.
+const MAX_TRIES: u32 = 5;
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum length of a note, in bytes, that an API server accepts.
 const MAX_NOTE_BYTES: usize = 1024;
 /// Maximum length of the object's name in an Event's name, which also has the reason and the time.
@@ -75,6 +83,13 @@ pub struct EventRecorder {
 }
 
 impl EventSender {
+    /// Returns a sender, and what it sends.
+    #[cfg(test)]
+    pub(crate) fn for_test() -> (Self, mpsc::Receiver<EventRequest>) {
+        let (tx, rx) = mpsc::channel(CHANNEL_CAPACITY);
+        (Self(tx), rx)
+    }
+
     pub fn send(&self, request: EventRequest) {
         if let Err(error) = self.0.try_send(request) {
             tracing::debug!(%error, "Event dropped");
@@ -110,8 +125,9 @@ impl EventRecorder {
                     None => return,
                 },
                 () = sleep => {
-                    if let Some(event) = self.aggregator.next(Instant::now(), &self.instance) {
-                        self.write(event).await;
+                    if let Some((key, event)) = self.aggregator.next(Instant::now(), &self.instance) {
+                        let written = self.write(event).await;
+                        self.aggregator.wrote(key, written, Instant::now());
                         next = Instant::now() + WRITE_INTERVAL;
                     }
                 }
@@ -119,15 +135,21 @@ impl EventRecorder {
         }
     }
 
-    async fn write(&self, event: Event) {
+    /// Writes an Event. Returns false if a later try may succeed.
+    async fn write(&self, event: Event) -> bool {
         let namespace = event.metadata.namespace.clone().unwrap_or_default();
         let name = event.metadata.name.clone().unwrap_or_default();
         let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
-        let Ok(object) = serde_json::to_value(&event) else { return };
-        match self.writer.apply(&api, &name, &object).await {
-            Ok(_) | Err(Error::NotLeading) => {}
-            Err(error) => tracing::debug!(name, %error, "Event write failed"),
-        }
+        let Ok(object) = serde_json::to_value(&event) else { return true };
+        let Err(error) = self.writer.apply(&api, &name, &object).await else { return true };
+        let retries = match error {
+            // The renewal of the Lease may only be late.
+            Error::NotLeading => self.writer.may_lead(),
+            Error::Timeout | Error::Api(_) => true,
+            Error::Conflict | Error::Gone | Error::Invalid(_) => false,
+        };
+        tracing::debug!(name, %error, retries, "Event write failed");
+        !retries
     }
 }
 
@@ -151,6 +173,8 @@ struct AggregatedEvent {
     count: i32,
     written: Option<Instant>,
     queued: bool,
+    /// Tries of the current write that failed.
+    failures: u32,
 }
 
 impl EventAggregator {
@@ -181,6 +205,7 @@ impl EventAggregator {
             count: 1,
             written: None,
             queued: true,
+            failures: 0,
         };
         if self.series.get(&key).is_none_or(|before| !before.queued) {
             self.due.insert((now, key.clone()));
@@ -188,15 +213,30 @@ impl EventAggregator {
         self.series.insert(key, series);
     }
 
-    /// Takes the next Event that is due.
-    fn next(&mut self, now: Instant, instance: &str) -> Option<Event> {
+    /// Takes the next Event that is due, with its key.
+    fn next(&mut self, now: Instant, instance: &str) -> Option<(EventKey, Event)> {
         if self.due.first()?.0 > now {
             return None;
         }
         let (_, key) = self.due.pop_first()?;
         let series = self.series.get_mut(&key)?;
         (series.queued, series.written) = (false, Some(now));
-        Some(series.event(instance))
+        let event = series.event(instance);
+        Some((key, event))
+    }
+
+    /// Notes the end of a write. A failed one is due again, a limited number of times.
+    fn wrote(&mut self, key: EventKey, written: bool, now: Instant) {
+        let Some(series) = self.series.get_mut(&key) else { return };
+        series.failures = if written { 0 } else { series.failures + 1 };
+        if written || series.failures >= MAX_TRIES {
+            series.failures = 0;
+            return;
+        }
+        if !std::mem::replace(&mut series.queued, true) {
+            let pause = RETRY_PAUSE * 2_u32.pow(series.failures - 1);
+            self.due.insert((now + pause, key));
+        }
     }
 }
 
@@ -254,109 +294,4 @@ fn cut(note: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn notice(object: &str, note: &str) -> EventRequest {
-        let news = EventReason::InsufficientMemory.with_note(note);
-        let regarding = RegardingKind::Model;
-        EventRequest {
-            regarding,
-            object: ObjectName::new("chat", object),
-            uid: format!("uid-{object}"),
-            content: news,
-        }
-    }
-
-    fn at(seconds: u64) -> Timestamp {
-        Timestamp::from_second(1_795_000_000 + i64::try_from(seconds).unwrap()).unwrap()
-    }
-
-    #[test]
-    fn a_storm_is_one_event_that_is_written_once_in_a_minute() {
-        let (mut book, started) = (EventAggregator::default(), Instant::now());
-        let mut written = Vec::new();
-        // A hundred requests a second for five minutes.
-        for second in 0..300 {
-            let now = started + Duration::from_secs(second);
-            for n in 0..100 {
-                book.note(notice("large", &format!("refusal {n} of {second}")), now, at(second));
-            }
-            written.extend(std::iter::from_fn(|| book.next(now, "gateway-0")));
-        }
-        assert_eq!(written.len(), 5);
-        let names: BTreeSet<_> = written.iter().map(|event| event.metadata.name.clone()).collect();
-        assert_eq!(names.len(), 1, "one Event");
-        let notes: BTreeSet<_> = written.iter().map(|event| event.note.clone().unwrap()).collect();
-        assert_eq!(notes.into_iter().collect::<Vec<_>>(), ["refusal 0 of 0"], "an Event keeps its note");
-        let series = written[4].series.as_ref().unwrap();
-        assert_eq!((series.count, series.last_observed_time.0), (24_100, at(240)));
-        // Repetitions after the last write are written one minute after it.
-        let last = started + Duration::from_secs(300);
-        assert_eq!(book.due.first().unwrap().0, last);
-        assert_eq!(book.next(last, "gateway-0").unwrap().series.unwrap().count, 30_000);
-        assert!(book.due.is_empty());
-    }
-
-    #[test]
-    fn what_happens_again_much_later_is_another_event() {
-        let (mut book, started) = (EventAggregator::default(), Instant::now());
-        book.note(notice("a", "first"), started, at(0));
-        let first = book.next(started, "gateway-0").unwrap();
-        assert_eq!((first.series.as_ref(), first.note.as_deref()), (None, Some("first")));
-        let later = started + SERIES_TIMEOUT;
-        book.note(notice("a", "second"), later, at(360));
-        let second = book.next(later, "gateway-0").unwrap();
-        assert_eq!((second.series.as_ref(), second.note.as_deref()), (None, Some("second")));
-        assert_ne!(first.metadata.name, second.metadata.name);
-    }
-
-    #[test]
-    fn an_event_names_its_object_and_who_told_of_it() {
-        let (mut book, now) = (EventAggregator::default(), Instant::now());
-        let long = "ä".repeat(MAX_NOTE_BYTES);
-        book.note(notice("large", &long), now, at(0));
-        let event = book.next(now, "gateway-0").unwrap();
-        let regarding = event.regarding.unwrap();
-        assert_eq!(
-            (regarding.kind.as_deref(), regarding.uid.as_deref()),
-            (Some("InferenceModel"), Some("uid-large"))
-        );
-        assert_eq!((event.type_.as_deref(), event.action.as_deref()), (Some("Warning"), Some("Start")));
-        assert_eq!(event.reporting_instance.as_deref(), Some("gateway-0"));
-        assert_eq!(event.note.unwrap().len(), MAX_NOTE_BYTES);
-    }
-
-    #[test]
-    fn why_a_pod_waits_is_told_again_where_it_is_another_reason() {
-        let (mut book, started) = (EventAggregator::default(), Instant::now());
-        let waits = |note: &str| {
-            let news = EventReason::Waiting.with_note(note);
-            EventRequest { regarding: RegardingKind::Pod, content: news, ..notice("chat-x", "") }
-        };
-        for (second, note) in (0..).zip(["its engine is loading", "no memory", "its engine is loading"]) {
-            book.note(waits(note), started + Duration::from_secs(second), at(second));
-        }
-        let later = started + MIN_REWRITE_INTERVAL;
-        let told: Vec<_> = std::iter::from_fn(|| book.next(later, "gateway-0")).collect();
-        let notes: Vec<_> = told.iter().filter_map(|event| event.note.as_deref()).collect();
-        assert_eq!(notes, ["its engine is loading", "no memory"]);
-        let names: BTreeSet<_> = told.iter().map(|event| event.metadata.name.clone()).collect();
-        assert_eq!(names.len(), 2);
-        let regarding = told[0].regarding.clone().unwrap();
-        assert_eq!((regarding.api_version.as_deref(), regarding.kind.as_deref()), (Some("v1"), Some("Pod")));
-    }
-
-    #[test]
-    fn there_are_never_more_than_are_kept() {
-        let (mut book, now) = (EventAggregator::default(), Instant::now());
-        for n in 0..MAX_SERIES + 100 {
-            book.note(notice(&format!("model-{n}"), "full"), now, at(0));
-        }
-        assert_eq!((book.series.len(), book.due.len()), (MAX_SERIES, MAX_SERIES));
-        assert_eq!(std::iter::from_fn(|| book.next(now, "gateway-0")).count(), MAX_SERIES);
-        let later = now + SERIES_TIMEOUT;
-        book.note(notice("another", "full"), later, at(360));
-        assert_eq!(book.series.len(), 1, "what has ended makes room");
-    }
-}
+mod tests;

@@ -1,6 +1,6 @@
 //! Runs a gateway in a cluster: its watches, its election, and the platform of its engines.
 
-mod pairing_watches;
+mod watches;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +10,8 @@ use std::{
 };
 
 use anyhow::Context as _;
-use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
+use futures_util::FutureExt as _;
+use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use rouse::{fleet::event::Event, model::ModelName, units::Millis};
 use rouse_config::{Config, ShutdownConfig, WatchedNamespaces as Namespaces};
@@ -26,24 +27,25 @@ use crate::{
     compose,
     convert::{ConversionPolicy, ModelHosting},
     crd::ledger::ObjectName,
-    dual_pods,
+    dual_pods::{self, provider::ProviderSettings},
     election::{Election, KubeLeaseStore},
-    engine_pod,
     gateway_replica::{self, DemandReporter},
     index::{ClusterIndex, Resolved, ServedModel, WatchScope},
+    kit::{self, ControllerThread, Terms},
     ledger::PoolLedger,
     metrics::ControllerMetrics,
-    model_controller::{self, ModelController},
+    model_controller::ModelController,
     own_pod::OwnPod,
     platform::{
         ExternalBackend, ExternalBackends, KubernetesDependencies, KubernetesPlatform, ModelPlacement,
         ModelPlacements, dcgm::DcgmClient,
     },
+    published::PublishedMailbox,
     recorder::EventRecorder,
     status_inputs::StatusInputs,
     status_writer::StatusWriter,
     stub_key::StubKey,
-    watch::{Delta, InitialLists, WatchTarget, watch as follow},
+    watch::InitialLists,
     workload::Sidecar,
     writer::ObjectWriter,
 };
@@ -59,14 +61,34 @@ pub enum ClusterChange {
 
 /// Name of the Lease that the leader holds.
 const LEASE_NAME: &str = "rouse-controller";
-/// Capacity of the platform's queue of Pod changes; further changes wait at the API server.
-const POD_QUEUE_CAPACITY: usize = 1024;
-/// Capacity of the queue of GatewayReplica changes.
-const REPLICA_QUEUE_CAPACITY: usize = 64;
 /// How often the log repeats which lists the API server has not returned yet.
 const SYNC_WARN_INTERVAL: Duration = Duration::from_secs(10);
 /// Interval between attempts to read the stub key, which the gateway cannot do without.
 const STUB_KEY_RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The threads of a gateway in a cluster. None of them waits for another, and the driver waits for none.
+struct Threads {
+    /// Renews the Lease, and does nothing else.
+    lease: ControllerThread,
+    /// Watches the API server, resolves its objects, and writes their statuses, Events and this gateway's demand.
+    models: ControllerThread,
+    /// Pairs requesters and engines, if dual pods are enabled.
+    dual_pods: Option<ControllerThread>,
+    /// Runs the platform of the engines.
+    engines: ControllerThread,
+}
+
+impl Threads {
+    fn start(dual_pods: bool) -> anyhow::Result<Self> {
+        let start = |name| ControllerThread::start(name).context("cannot start a controller thread");
+        Ok(Self {
+            lease: start("lease")?,
+            models: start("models")?,
+            dual_pods: dual_pods.then(|| start("dual-pods")).transpose()?,
+            engines: start("engines")?,
+        })
+    }
+}
 
 /// A gateway's part in a cluster: its watches, controllers, election and platform.
 pub struct ClusterRuntime {
@@ -79,17 +101,26 @@ pub struct ClusterRuntime {
     /// Writes this gateway's own GatewayReplica.
     demand_report_task: Option<AbortHandle>,
     resolved: watch::Receiver<Option<Arc<Resolved>>>,
+    /// Whether this gateway may list Pods. Only a leader watches them, but any gateway may have to lead.
+    pods_listable: watch::Receiver<bool>,
     /// The objects that [`Self::compose`] used last, and where their models run.
     last_composed: (Arc<Resolved>, Arc<ModelPlacements>),
     initial_lists: InitialLists,
+    /// Controllers, each until the election ends.
+    controllers: JoinSet<()>,
+    /// Watches and other tasks, until the gateway ends.
     tasks: JoinSet<()>,
+    /// Client of the control side, and that of the models' thread.
     client: Client,
+    of_models: Client,
     sidecar: Sidecar,
     status_inputs: Arc<StatusInputs>,
     /// The name by which other gateways know this one, and its namespace.
     name: String,
     namespace: String,
     pod: OwnPod,
+    /// Dropped last: the tasks run on them.
+    threads: Threads,
 }
 
 impl ClusterRuntime {
@@ -103,16 +134,17 @@ impl ClusterRuntime {
         clock: TickClock,
         metrics: &ControllerMetrics,
     ) -> anyhow::Result<Self> {
-        let client = Client::try_default().await.context(
+        let api = kube::Config::infer().await.context(
             "cannot find the Kubernetes API: run in a Pod with a service account, or set KUBECONFIG",
         )?;
-        let reached = client.clone();
+        let client =
+            Client::try_from(api.clone()).context("cannot use the configuration of the Kubernetes API")?;
         let own_namespace =
             settings.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
-        let namespaces: Vec<Option<String>> = match &settings.watched_namespaces {
-            Namespaces::Own => vec![Some(own_namespace.clone())],
+        let namespaces: BTreeSet<Option<String>> = match &settings.watched_namespaces {
+            Namespaces::Own => BTreeSet::from([Some(own_namespace.clone())]),
             Namespaces::Named(names) => names.iter().cloned().map(Some).collect(),
-            Namespaces::All => vec![None],
+            Namespaces::All => BTreeSet::from([None]),
         };
         let name = settings.name.clone().map_or_else(hostname, Ok)?;
         let key = stub_key(&client, &own_namespace).await?;
@@ -122,104 +154,127 @@ impl ClusterRuntime {
         let dcgm = dcgm
             .map(|asked| DcgmClient::new(asked, clock, metrics.meter_reads.clone()).map(Arc::new))
             .transpose()?;
-        let mut tasks = JoinSet::new();
-        let (resolved_tx, resolved) = watch::channel(None);
         let dual = settings.dual_pods;
-        let policy =
-            ConversionPolicy { any_backend: settings.any_backend, dual_pods: dual.map(|dual| dual.mode) };
-        let lists = namespaces.iter().collect::<BTreeSet<_>>().len();
-        let awaited = InitialLists::default();
-        let deltas = model_controller::watch_all(&client, &namespaces, true, &awaited, &mut tasks);
-        let pods = watch_pods(&client, &namespaces, &awaited, &mut tasks);
+        let threads = Threads::start(dual.is_some())?;
+        let (of_lease, of_models) = (threads.lease.client(&api)?, threads.models.client(&api)?);
+        let of_engines = threads.engines.client(&api)?;
+
         // A restarted container is a new candidate and needs a new identity.
         let identity = format!("{name}_{}", Timestamp::now().as_nanosecond());
-        let election =
-            Election::start(KubeLeaseStore::new(client.clone(), &own_namespace, LEASE_NAME), identity);
-        let pool_ledger = PoolLedger::new(client.clone(), election.leadership());
+        let store = KubeLeaseStore::new(of_lease, &own_namespace, LEASE_NAME);
+        let election = {
+            let _on_its_thread = threads.lease.handle().enter();
+            Election::start(store, identity)
+        };
+        let terms = Terms::new(election.leadership());
         let writer = ObjectWriter::new(election.leadership(), metrics.writes.clone());
         let status_inputs = Arc::new(StatusInputs::default());
-        let (published_tx, published) = mpsc::unbounded_channel();
-        let (event_sender, recorder) = EventRecorder::new(client.clone(), writer.clone(), name.clone());
-        tasks.spawn(recorder.run());
+        let published = Arc::new(PublishedMailbox::default());
+        let (resolved_tx, resolved) = watch::channel(None);
+        let awaited = InitialLists::default();
+        let (mut controllers, mut tasks) = (JoinSet::new(), JoinSet::new());
+        let (event_sender, recorder) = EventRecorder::new(of_models.clone(), writer.clone(), name.clone());
+        tasks.spawn_on(recorder.run(), threads.models.handle());
+
+        let mut watches =
+            watches::ClusterWatches::new(of_models.clone(), namespaces.clone(), own_namespace.clone());
+        let pods = watches.engine_pods();
+        let pairing_watches = dual.map(|_| watches.pairing(resolved.clone()));
+        let policy =
+            ConversionPolicy { any_backend: settings.any_backend, dual_pods: dual.map(|dual| dual.mode) };
         let model_controller = ModelController {
-            index: ClusterIndex::new(WatchScope { policy, nodes: true, namespaces: lists }),
-            deltas,
+            index: ClusterIndex::new(WatchScope { policy, nodes: true, namespaces: namespaces.len() }),
             status_inputs: Arc::clone(&status_inputs),
-            leadership: election.leadership(),
             status_writer: StatusWriter::new(
-                client.clone(),
+                of_models.clone(),
                 writer.clone(),
-                pool_ledger.clone(),
+                PoolLedger::new(of_models.clone(), election.leadership()),
                 clock,
                 event_sender.clone(),
             ),
-            published: published_tx,
+            published: Arc::clone(&published),
             last_published: BTreeMap::new(),
             resolved: resolved_tx,
+            term: None,
+            decides: None,
         };
-        tasks.spawn(model_controller.run());
-        if let Some(dual) = &settings.dual_pods {
-            let seen = pairing_watches::watch(&client, &namespaces, &own_namespace, &awaited, &mut tasks);
-            tasks.spawn(dual_pods::PairingController::run(dual_pods::PairingControllerParts {
-                client: client.clone(),
+        let inputs = watches.models().inputs(Arc::clone(&status_inputs));
+        controllers
+            .spawn_on(kit::run(model_controller, inputs, terms.clone(), clock), threads.models.handle());
+        if let (Some(dual), Some(thread), Some(pairing_watches)) = (dual, &threads.dual_pods, pairing_watches)
+        {
+            let mut controller = dual_pods::PairingController::new(dual_pods::PairingControllerParts {
+                client: thread.client(&api)?,
                 writer: writer.clone(),
-                claim: election.leadership(),
                 clock,
-                settings: pairing_watches::settings(dual, key.clone()),
-                watches: seen,
-                resolved: resolved.clone(),
+                settings: dual_pods::PairingControllerSettings {
+                    core: dual.timing,
+                    mode: dual.mode,
+                    make: ProviderSettings::default(),
+                    key: key.clone(),
+                },
                 metrics: metrics.dual_pods.clone(),
                 events: event_sender,
                 meter: dcgm.clone(),
-            }));
+                namespaces: namespaces.clone(),
+            });
+            let inputs = controller.inputs(pairing_watches);
+            controllers.spawn_on(kit::run(controller, inputs, terms.clone(), clock), thread.handle());
         }
+        let pods_listable = watches.start(&awaited, &terms, &mut tasks, threads.models.handle());
         let sidecar = Sidecar {
             image: settings.stub_image.clone(),
             pull_policy: settings.stub_pull_policy.clone(),
             key,
             timing: dual.map(|dual| dual.timing).unwrap_or_default(),
         };
-        let writes = writer.clone();
         let dependencies = KubernetesDependencies {
-            pool_ledger,
-            writer,
+            pool_ledger: PoolLedger::new(of_engines.clone(), election.leadership()),
+            writer: writer.clone(),
             status_inputs: Arc::clone(&status_inputs),
             published,
-            leadership: election.leadership(),
+            terms,
             sidecar: sidecar.clone(),
-            namespaces,
+            namespaces: namespaces.into_iter().collect(),
             initial_lists: awaited.clone(),
             pods,
-            client,
+            client: of_engines,
             dcgm,
             readings: metrics.meter_reads.clone(),
         };
-        let platform = Arc::new(KubernetesPlatform::start(Arc::clone(config), events, clock, dependencies));
-        let placed = Default::default();
+        let platform = {
+            let _on_its_thread = threads.engines.handle().enter();
+            Arc::new(KubernetesPlatform::start(Arc::clone(config), events, clock, dependencies))
+        };
         Ok(Self {
             platform,
             election: Some(election),
-            writer: writes,
+            writer,
             release_task: None,
             demand_report_task: None,
             resolved,
-            last_composed: placed,
+            pods_listable,
+            last_composed: Default::default(),
             initial_lists: awaited,
+            controllers,
             tasks,
-            client: reached,
+            client,
+            of_models,
             sidecar,
             status_inputs,
             name,
             namespace: own_namespace,
             pod,
+            threads,
         })
     }
 
-    /// Reports which lists are still missing; `None` once all have arrived.
+    /// Reports which lists are still missing; `None` once all have arrived, and Pods may be listed.
     pub fn not_ready_reason(&self) -> Arc<ReadinessCheck> {
         let (resolved, awaited) = (self.resolved.clone(), self.initial_lists.clone());
+        let pods_listable = self.pods_listable.clone();
         Arc::new(move || {
-            let waits = resolved.borrow().is_none();
+            let waits = resolved.borrow().is_none() || !*pods_listable.borrow();
             waits.then(|| format!("waiting for lists from the API server: {awaited}"))
         })
     }
@@ -230,16 +285,24 @@ impl ClusterRuntime {
         Arc::new(move || awaited.skipped_message().map(|lists| format!("this gateway may not read {lists}")))
     }
 
-    /// Returns once all objects to serve have arrived.
+    /// Returns once all objects to serve have arrived, and Pods may be listed.
     pub async fn wait_until_synced(&mut self) {
+        let Self { resolved, pods_listable, initial_lists: awaited, .. } = self;
         let mut every = time::interval_at(time::Instant::now() + SYNC_WARN_INTERVAL, SYNC_WARN_INTERVAL);
+        let synced = async {
+            // Neither fails: a sender ends only after it has sent the awaited value, or with this runtime.
+            drop(resolved.wait_for(Option::is_some).await);
+            drop(pods_listable.wait_for(|listable| *listable).await);
+        };
+        tokio::pin!(synced);
         loop {
             tokio::select! {
-                // The sender outlives this call.
-                _ = self.resolved.wait_for(Option::is_some) => return,
+                () = &mut synced => return,
                 _ = every.tick() => {
-                    let awaited = &self.initial_lists;
-                    tracing::warn!(%awaited, "still waiting for lists of models, pools and nodes from the API server");
+                    tracing::warn!(
+                        %awaited,
+                        "still waiting for lists of models, pools, nodes and Pods from the API server"
+                    );
                 }
             }
         }
@@ -253,37 +316,42 @@ impl ClusterRuntime {
                 Err(_) => ClusterChange::TaskEnded,
             },
             () = election.ended() => ClusterChange::TaskEnded,
+            Some(ended) = self.controllers.join_next() => {
+                if let Err(error) = ended {
+                    tracing::error!(%error, "controller panicked");
+                }
+                ClusterChange::TaskEnded
+            }
+            () = self.platform.failed() => ClusterChange::TaskEnded,
         }
     }
 
     /// Reports this gateway's demand to other gateways, and their demand to the driver.
     pub fn start_reporting(&mut self, handle: &impl DriverClient, api: SocketAddr) {
         let replica = DemandReporter {
-            client: self.client.clone(),
+            client: self.of_models.clone(),
             namespace: self.namespace.clone(),
             name: self.name.clone(),
             pod_uid: self.pod.uid().map(str::to_owned),
             address: api.to_string(),
             handle: handle.clone(),
             status_inputs: Arc::clone(&self.status_inputs),
+            resolved: self.resolved.clone(),
             initial_lists: self.initial_lists.clone(),
         };
         let (first_report_tx, written) = oneshot::channel();
-        self.demand_report_task = Some(self.tasks.spawn(replica.run(first_report_tx)));
+        let models = self.threads.models.handle();
+        self.demand_report_task = Some(self.tasks.spawn_on(replica.run(first_report_tx), models));
         if let Some(election) = &self.election {
-            self.tasks.spawn(report_api_server_availability(election.api_reachable(), handle.clone()));
+            let report = report_api_server_availability(election.api_reachable(), handle.clone());
+            self.tasks.spawn_on(report, models);
         }
-        let (tx, rx) = mpsc::channel(REPLICA_QUEUE_CAPACITY);
-        let api = model_controller::namespaced(&self.client, Some(&self.namespace));
-        let namespace = Some(self.namespace.clone());
-        self.tasks.spawn(async move {
-            // Compared with the write time of its own object, the write times of other objects show their age.
-            written.await.unwrap_or_default();
-            // The write times are in the managed fields, which other watches drop.
-            let replicas = WatchTarget { api, namespace, labels: None, fields: None, slim: |_| {} };
-            follow(replicas, tx, InitialLists::default(), |change| change).await;
-        });
-        self.tasks.spawn(gateway_replica::watch_peers(self.name.clone(), handle.clone(), rx));
+        let (replicas, watch_task) = watches::gateway_replicas(&self.of_models, &self.namespace);
+        // Compared with the write time of its own object, the write times of other objects show their age.
+        let watch_task = written.map(drop).then(move |()| watch_task);
+        self.tasks.spawn_on(watch_task, self.threads.models.handle());
+        self.tasks
+            .spawn_on(gateway_replica::watch_peers(self.name.clone(), handle.clone(), replicas), models);
     }
 
     /// Combines the file's configuration with the current objects, and updates the platform's placements.
@@ -315,8 +383,7 @@ impl ClusterRuntime {
             let known = placements.get(&served.spec.name).filter(|_| same);
             known.cloned().or_else(|| ModelPlacement::of(object, served, now, &self.sidecar).map(Arc::new))
         };
-        let placements = now.served.iter().filter_map(placement);
-        placements.map(|placement| (placement.engine.name.clone(), placement)).collect()
+        now.served.iter().filter_map(placement).collect()
     }
 
     /// Releases the Lease once the writes in flight complete. From now on this gateway only serves.
@@ -342,7 +409,8 @@ impl ClusterRuntime {
     pub async fn close(mut self) {
         self.step_down();
         self.withdraw_demand().await;
-        let Self { platform, release_task: released, mut tasks, .. } = self;
+        let Self { platform, release_task: released, mut controllers, mut tasks, threads, .. } = self;
+        controllers.shutdown().await;
         tasks.shutdown().await;
         if let Ok(platform) = Arc::try_unwrap(platform) {
             platform.close().await;
@@ -350,6 +418,7 @@ impl ClusterRuntime {
         if let Some(released) = released {
             drop(released.await);
         }
+        drop(threads);
     }
 }
 
@@ -388,20 +457,6 @@ async fn report_api_server_availability(mut answers: watch::Receiver<bool>, hand
         reachable = !reachable;
         handle.send_event(Event::ApiServerChanged { answers: reachable });
     }
-}
-
-fn watch_pods(
-    client: &Client,
-    namespaces: &[Option<String>],
-    awaited: &InitialLists,
-    tasks: &mut JoinSet<()>,
-) -> mpsc::Receiver<Delta<Pod>> {
-    let (tx, rx) = mpsc::channel(POD_QUEUE_CAPACITY);
-    for namespace in namespaces {
-        let pods = engine_pod::watch_target(client, namespace.clone());
-        tasks.spawn(follow(pods, tx.clone(), awaited.clone(), |change| change));
-    }
-    rx
 }
 
 /// Returns the backends of external models.

@@ -1,5 +1,7 @@
-//! Collects facts and Events about each model from the decisions, for the status writer.
+//! Collects facts and Events about each model from the decisions for the status writer, and changes of this gateway's
+//! demand for its GatewayReplica.
 
+mod demand;
 mod wait_reasons;
 
 use std::{
@@ -17,10 +19,13 @@ use rouse::{
 use tokio::sync::Notify;
 use wait_reasons::WaitReasons;
 
+pub use self::demand::{DemandChange, DemandUrgency};
+
 use super::{
     condition::time,
     crd::inference_model::{DEFAULT_VARIANT, EngineFailure, EngineState, EngineStatus, LearnedStatus},
     event_content::{self, EngineSnapshot, EventContent},
+    generation_floor,
     status::{ModelFacts, ModelWaitReason},
 };
 
@@ -32,8 +37,7 @@ const MAX_PENDING_EVENTS: usize = 1024;
 pub struct StatusInputs {
     inner: Mutex<StatusInputsState>,
     changed: Notify,
-    demand_edge: Notify,
-    use_changed: Notify,
+    demand_changed: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -41,11 +45,9 @@ struct StatusInputsState {
     facts: BTreeMap<ModelName, ModelFacts>,
     /// Models whose facts changed since the last read.
     changed_models: BTreeSet<ModelName>,
-    /// Whether this gateway leads and knows what runs.
-    decides: bool,
-    /// Models with waiting requests at this gateway, and models in use at this gateway.
-    queued_models: BTreeSet<ModelName>,
-    used_models: BTreeSet<ModelName>,
+    /// Epoch of the term in which this gateway leads and knows what runs.
+    decides: Option<u64>,
+    demand: demand::DemandTracker,
     wait_reasons: WaitReasons,
     /// Engine snapshots from the last turn in which this gateway led.
     snapshots: BTreeMap<ModelName, Vec<EngineSnapshot>>,
@@ -103,18 +105,15 @@ impl StatusInputs {
             return;
         }
         let mut inner = self.lock();
-        let (wanted, used) = inner.update_demand(fleet);
-        if wanted {
-            self.demand_edge.notify_one();
-        }
-        if used {
-            self.use_changed.notify_one();
+        if inner.demand.update(fleet, changes) {
+            self.demand_changed.notify_one();
         }
         let mut models: BTreeSet<ModelName> = changes.models.clone();
-        let decides = fleet.is_active_leader();
+        let decides = fleet.is_active_leader().then(|| generation_floor::epoch_of(fleet.generation_floor()));
         if changes.reconfigured {
             // A model that returns under the same name is a new one.
             inner.observed.retain(|model, _| fleet.spec(model).is_some());
+            inner.failures.retain(|model, _| fleet.spec(model).is_some());
         }
         let turned = decides != inner.decides;
         if changes.reconfigured || turned {
@@ -125,7 +124,7 @@ impl StatusInputs {
         let others = waiting.differing(&inner.wait_reasons);
         for model in &others {
             let event = event_content::memory_wait_event(inner.wait_reasons.get(model), waiting.get(model));
-            inner.push_events(model, event.filter(|_| decides && !turned));
+            inner.push_events(model, event.filter(|_| decides.is_some() && !turned));
         }
         models.extend(others);
         inner.wait_reasons = waiting;
@@ -138,7 +137,7 @@ impl StatusInputs {
             if fleet.engines_of(&model).any(later) {
                 inner.failures.remove(&model);
             }
-            if decides {
+            if decides.is_some() {
                 inner.compare_engines(fleet, &model, !turned);
             }
             let facts = inner.facts_of(fleet, &model);
@@ -182,7 +181,7 @@ impl StatusInputs {
             waited_for.clone()
         });
         let event = event_content::memory_wait_event(inner.wait_reasons.get(&shortage.model), Some(&waiting));
-        let decides = inner.decides;
+        let decides = inner.decides.is_some();
         inner.push_events(&shortage.model, event.filter(|_| decides));
         inner.facts.entry(shortage.model.clone()).or_default().wait_reason = Some(waiting.clone());
         inner.wait_reasons.record_refusal(fleet, &shortage.model, waiting);
@@ -204,19 +203,22 @@ impl StatusInputs {
         self.changed.notify_one();
     }
 
-    /// Completes when a model gets its first waiter here or loses its last.
-    pub async fn demand_edge(&self) {
-        self.demand_edge.notified().await;
+    /// Waits until this gateway's demand has changed, and takes all changes since the last call.
+    pub async fn demand_change(&self) -> DemandChange {
+        loop {
+            let change = self.lock().demand.take_change();
+            if let Some(change) = change {
+                return change;
+            }
+            self.demand_changed.notified().await;
+        }
     }
 
-    /// Completes when the set of models in use here changes.
-    pub async fn use_changed(&self) {
-        self.use_changed.notified().await;
-    }
-
-    /// Whether the facts are those of the leader, rather than derived from published states.
-    pub fn decides(&self) -> bool {
-        self.lock().decides
+    /// Whether the facts are those that this gateway decided on in the term of this epoch.
+    ///
+    /// Otherwise they are derived from published states, or left over from a former term of this gateway.
+    pub fn decides_in(&self, epoch: u64) -> bool {
+        self.lock().decides == Some(epoch)
     }
 
     /// Completes when there are new facts or Events.
@@ -240,16 +242,6 @@ impl StatusInputs {
 }
 
 impl StatusInputsState {
-    /// Updates the sets of queued and used models, and returns whether each changed.
-    fn update_demand(&mut self, fleet: &Fleet) -> (bool, bool) {
-        let wanted: BTreeSet<ModelName> = fleet.queued_models().cloned().collect();
-        let used = fleet.engines().filter(|engine| engine.leases > 0);
-        let used: BTreeSet<ModelName> = used.map(|engine| engine.id.model.clone()).collect();
-        let moved = (wanted != self.queued_models, used != self.used_models);
-        (self.queued_models, self.used_models) = (wanted, used);
-        moved
-    }
-
     fn push_events(&mut self, model: &ModelName, events: impl IntoIterator<Item = EventContent>) {
         let free = MAX_PENDING_EVENTS.saturating_sub(self.events.len());
         self.events.extend(events.into_iter().take(free).map(|event| (model.clone(), event)));
@@ -362,3 +354,6 @@ const fn is_desired(state: &LifecycleState) -> bool {
             | LifecycleState::Waking { .. }
     )
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,16 +13,19 @@ use std::{
 };
 
 use kube::{Api, Client, Resource as _};
-use rouse::{model::ModelName, units::Millis};
+use rouse::{
+    model::ModelName,
+    units::{Millis, Tick},
+};
 use rouse_net::lease::TickClock;
 use serde_json::json;
-use tokio::{task::JoinSet, time};
 
 use super::{
     condition::ACCEPTED,
     crd::{InferenceModel, InferenceModelStatus, ledger::ObjectName},
     event_content::{EventContent, EventReason},
     index::{ClusterIndex, Resolved, ServedModel},
+    kit,
     ledger::PoolLedger,
     recorder::{EventRequest, EventSender, RegardingKind},
     status::{self, ModelFacts, ResolvedModel},
@@ -33,11 +36,13 @@ use super::{
 const RETRY_DELAY: Duration = Duration::from_secs(2);
 /// Delay before a retry after the API server refused the write.
 const REFUSED_RETRY_DELAY: Duration = Duration::from_secs(10);
+/// Delay before a retry while the renewal of the Lease is late.
+const LATE_RENEWAL_DELAY: Millis = Millis::secs(1);
 /// Maximum number of concurrent status writes.
 const MAX_CONCURRENT_WRITES: usize = 8;
 
 /// Writes statuses.
-pub struct StatusWriter {
+pub(crate) struct StatusWriter {
     client: Client,
     writer: ObjectWriter,
     pool_ledger: PoolLedger,
@@ -52,11 +57,16 @@ pub struct StatusWriter {
     used_pools: BTreeSet<String>,
     due: BTreeSet<StatusTarget>,
     writing: BTreeSet<StatusTarget>,
-    writes: JoinSet<WriteCompletion>,
+    /// When to try again, while the renewal of the Lease is late.
+    retry_at: Option<Tick>,
 }
 
+/// Tasks that write statuses.
+pub(crate) type Tasks = kit::Tasks<WriteCompletion>;
+
 /// The end of a write or of a pause.
-enum WriteCompletion {
+#[derive(Debug)]
+pub(crate) enum WriteCompletion {
     Write(StatusTarget, Result<(), Error>, Option<EventRequest>),
     /// The pause after a failed write is over.
     Pause(StatusTarget),
@@ -64,7 +74,7 @@ enum WriteCompletion {
 
 /// The object whose status is written. Pools come first, since starts wait for their totals.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum StatusTarget {
+pub(crate) enum StatusTarget {
     Pool(String),
     Model(ObjectName),
     Node(String),
@@ -72,7 +82,7 @@ pub enum StatusTarget {
 
 impl StatusWriter {
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         client: Client,
         writer: ObjectWriter,
         pool_ledger: PoolLedger,
@@ -91,12 +101,12 @@ impl StatusWriter {
             used_pools: BTreeSet::new(),
             due: BTreeSet::new(),
             writing: BTreeSet::new(),
-            writes: JoinSet::new(),
+            retry_at: None,
         }
     }
 
     /// Records a new version of a model's object.
-    pub fn model_applied(&mut self, model: &InferenceModel) {
+    pub(crate) fn model_applied(&mut self, model: &InferenceModel) {
         let name = super::conflicts::object_name(model);
         if let Some(version) = model.meta().resource_version.clone() {
             self.versions.insert(name.clone(), version);
@@ -105,20 +115,20 @@ impl StatusWriter {
     }
 
     /// Takes changed facts from the decisions.
-    pub fn update_facts(&mut self, facts: BTreeMap<ModelName, ModelFacts>, resolved: &Resolved) {
+    pub(crate) fn update_facts(&mut self, facts: BTreeMap<ModelName, ModelFacts>, resolved: &Resolved) {
         let objects = facts.keys().filter_map(|model| resolved.objects.get(model));
         self.due.extend(objects.cloned().map(StatusTarget::Model));
         self.facts.extend(facts);
     }
 
     /// Marks all statuses as due, when this gateway begins to lead.
-    pub fn mark_all_due(&mut self, resolved: &Resolved) {
+    pub(crate) fn mark_all_due(&mut self, resolved: &Resolved) {
         self.changed(&Resolved::default(), resolved);
         self.due.extend(self.nodes.keys().cloned().map(StatusTarget::Node));
     }
 
     /// Marks the statuses as due that a change of the resolved objects may affect.
-    pub fn changed(&mut self, before: &Resolved, now: &Resolved) {
+    pub(crate) fn changed(&mut self, before: &Resolved, now: &Resolved) {
         let served = now.served.iter().filter(|(object, served)| before.served.get(object) != Some(served));
         let served = served.map(|(object, _)| object);
         let rejected =
@@ -141,26 +151,29 @@ impl StatusWriter {
         self.facts.retain(|model, _| now.objects.contains_key(model));
     }
 
-    /// Completes when a write or a pause ends; never while there is none.
-    pub async fn next_completion(&mut self) {
-        match self.writes.join_next().await {
-            None => std::future::pending().await,
-            Some(Err(error)) => tracing::error!(%error, "status write task panicked"),
-            Some(Ok(WriteCompletion::Pause(what))) => {
-                self.writing.remove(&what);
-                self.due.insert(what);
+    /// Takes the end of a write or of a pause.
+    pub(crate) fn finished(&mut self, completion: WriteCompletion, tasks: &mut Tasks) {
+        match completion {
+            WriteCompletion::Pause(target) => {
+                self.writing.remove(&target);
+                self.due.insert(target);
             }
-            Some(Ok(WriteCompletion::Write(target, outcome, event))) => {
+            WriteCompletion::Write(target, outcome, event) => {
                 if let Some(event) = event.filter(|_| outcome.is_ok()) {
                     self.events.send(event);
                 }
-                self.finish_write(target, outcome);
+                self.finish_write(target, outcome, tasks);
             }
         }
     }
 
+    /// Forgets the writes and pauses of a term that has ended.
+    pub(crate) fn writes_dropped(&mut self) {
+        self.due.append(&mut self.writing);
+    }
+
     /// Sends Events on models.
-    pub fn send_events(&self, events: Vec<(ModelName, EventContent)>, resolved: &Resolved) {
+    pub(crate) fn send_events(&self, events: Vec<(ModelName, EventContent)>, resolved: &Resolved) {
         for (model, event) in events {
             let Some(object) = resolved.objects.get(&model) else { continue };
             // Rouse neither starts nor stops an external backend.
@@ -171,13 +184,13 @@ impl StatusWriter {
     }
 
     /// Forgets a deleted model's object.
-    pub fn model_deleted(&mut self, object: &ObjectName) {
+    pub(crate) fn model_deleted(&mut self, object: &ObjectName) {
         self.versions.remove(object);
         self.due.remove(&StatusTarget::Model(object.clone()));
     }
 
     /// Sends the Event for a deleted model, if this gateway leads.
-    pub fn deleted(&self, object: &ObjectName, resolved: &Resolved) {
+    pub(crate) fn deleted(&self, object: &ObjectName, resolved: &Resolved) {
         let event =
             EventReason::Deleted.with_note("the model is no longer served, and its engines are stopped");
         self.send_event(object, resolved.uid(object), event);
@@ -188,28 +201,34 @@ impl StatusWriter {
         self.events.send(EventRequest { regarding: RegardingKind::Model, object, uid, content: event });
     }
 
-    fn finish_write(&mut self, what: StatusTarget, outcome: Result<(), Error>) {
+    fn finish_write(&mut self, what: StatusTarget, outcome: Result<(), Error>, tasks: &mut Tasks) {
         match outcome {
             // The watch delivers the written version, or the version that caused the conflict.
-            Ok(()) | Err(Error::Conflict | Error::Gone | Error::NotLeading) => {}
+            Ok(()) | Err(Error::Conflict | Error::Gone) => {}
+            // The renewal of the Lease may only be late. After the loss of the Lease, the pause ends with the term.
+            Err(Error::NotLeading) => return tasks.after(RETRY_DELAY, WriteCompletion::Pause(what)),
             Err(error) => {
                 // A retry may succeed later, since others may correct rights and admission policies.
                 let pause =
                     if matches!(error, Error::Invalid(_)) { REFUSED_RETRY_DELAY } else { RETRY_DELAY };
                 tracing::warn!(object = ?what, %error, ?pause, "status write failed, retrying");
-                self.writes.spawn(async move {
-                    time::sleep(pause).await;
-                    WriteCompletion::Pause(what)
-                });
-                return;
+                return tasks.after(pause, WriteCompletion::Pause(what));
             }
         }
         self.writing.remove(&what);
     }
 
-    /// Starts the writes that are due, if this gateway leads.
-    pub fn write(&mut self, index: &ClusterIndex, resolved: &Resolved) {
-        if self.writer.leadership().is_err() {
+    /// Returns when to call [`Self::write`] again without any other cause.
+    pub(crate) const fn retry_at(&self) -> Option<Tick> {
+        self.retry_at
+    }
+
+    /// Starts the writes that are due, if this gateway leads in the term of this epoch.
+    pub(crate) fn write(&mut self, epoch: u64, index: &ClusterIndex, resolved: &Resolved, tasks: &mut Tasks) {
+        self.retry_at = None;
+        if self.writer.leadership_in(epoch).is_err() {
+            // A renewal does not wake the controller.
+            self.retry_at = (!self.due.is_empty()).then(|| self.clock.now() + LATE_RENEWAL_DELAY);
             return;
         }
         let mut rows = None;
@@ -219,20 +238,28 @@ impl StatusWriter {
             };
             self.due.remove(&what);
             match &what {
-                StatusTarget::Model(object) => self.model(index, resolved, object),
-                StatusTarget::Pool(pool) => self.pool(index, resolved, pool),
+                StatusTarget::Model(object) => self.model(epoch, index, resolved, object, tasks),
+                StatusTarget::Pool(pool) => self.pool(index, resolved, pool, tasks),
                 StatusTarget::Node(node) => {
                     self.node(
                         resolved,
                         rows.get_or_insert_with(|| nodes::reservations_by_node(index, resolved)),
                         node,
+                        tasks,
                     );
                 }
             }
         }
     }
 
-    fn model(&mut self, index: &ClusterIndex, resolved: &Resolved, object: &ObjectName) {
+    fn model(
+        &mut self,
+        epoch: u64,
+        index: &ClusterIndex,
+        resolved: &Resolved,
+        object: &ObjectName,
+        tasks: &mut Tasks,
+    ) {
         let served = resolved.served.get(object);
         let resolved_model = match (served, resolved.rejected.get(object)) {
             (Some(served), _) => ResolvedModel::Served(served),
@@ -264,13 +291,17 @@ impl StatusWriter {
         let (writer, what) = (self.writer.clone(), StatusTarget::Model(object.clone()));
         self.writing.insert(what.clone());
         let name = object.name.clone();
-        self.writes.spawn(async move {
-            let outcome = writer.apply_status(&api, &name, &patch).await;
-            WriteCompletion::Write(what, outcome.map(drop), event)
+        tasks.spawn(async move {
+            // The status says what was decided in one term, and must not be written in the next.
+            let outcome = match writer.leadership_in(epoch) {
+                Ok(_) => writer.apply_status(&api, &name, &patch).await.map(drop),
+                Err(error) => Err(error),
+            };
+            WriteCompletion::Write(what, outcome, event)
         });
     }
 
-    fn pool(&mut self, index: &ClusterIndex, resolved: &Resolved, name: &str) {
+    fn pool(&mut self, index: &ClusterIndex, resolved: &Resolved, name: &str, tasks: &mut Tasks) {
         let Some(pool) = resolved.pools.get(name).filter(|_| self.used_pools.contains(name)) else { return };
         let now = self.clock.now();
         let desired = status::pool_status(pool, index.pool_status(name), now);
@@ -281,7 +312,7 @@ impl StatusWriter {
         let what = StatusTarget::Pool(name.to_owned());
         self.writing.insert(what.clone());
         let name = name.to_owned();
-        self.writes.spawn(async move {
+        tasks.spawn(async move {
             let outcome = pool_ledger
                 .update_status(&name, |stored| status::pool_status(&pool, Some(stored), now))
                 .await;

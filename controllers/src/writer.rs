@@ -2,27 +2,37 @@
 //! writes its own GatewayReplica.
 //!
 //! Every write checks the claim first, has a timeout, and is counted. Versions cover a claim that is lost between that
-//! check and the write's arrival: each change carries the version that was read, and a new leader writes every object
-//! that it takes over before it decides anything.
+//! check and the write's arrival: each change carries the version that was read or decided on, so it fails once the
+//! next leader has written the object. Writes to Pods are fenced as [`fence`] says. `docs/architecture.md` lists all
+//! writes with their fences.
+
+pub mod fence;
 
 use std::{convert::Infallible, fmt::Debug, sync::Arc, time::Duration};
 
 use http::{Request, header::CONTENT_TYPE};
 use kube::{
     Api, Resource,
-    api::{DeleteParams, Patch, PatchParams, Preconditions},
+    api::{Patch, PatchParams},
 };
 use prometheus::IntCounterVec;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tokio::{sync::watch, time};
+use tokio::{
+    sync::watch,
+    time::{self, Instant},
+};
+
+use self::fence::{Fence, SeenObject};
 
 use super::{api_error::api_error_message, election::Leadership, failpoint, ledger};
 
 /// Field manager of the fields that Rouse writes.
 pub const MANAGER: &str = "rouse";
-/// Timeout of one call; the call may still have succeeded.
+/// Timeout of one write with its retries; the write may still have succeeded.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often a fenced write is tried while a kubelet changes the object's version.
+const MAX_TRIES: u32 = 5;
 
 /// Why a write failed, or has an unknown outcome.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -74,6 +84,21 @@ impl ObjectWriter {
         self.leadership.borrow().filter(Leadership::is_fresh).ok_or(Error::NotLeading)
     }
 
+    /// Returns the claim, like [`Self::leadership`], if it is that of this epoch.
+    ///
+    /// # Errors
+    /// As for [`Self::leadership`], or this gateway leads in another term.
+    pub(crate) fn leadership_in(&self, epoch: u64) -> Result<Leadership, Error> {
+        let claim = self.leadership()?;
+        if claim.epoch == epoch { Ok(claim) } else { Err(Error::NotLeading) }
+    }
+
+    /// Whether this gateway still leads, even if its renewal is late.
+    #[must_use]
+    pub(crate) fn may_lead(&self) -> bool {
+        self.leadership.borrow().as_ref().is_some_and(Leadership::is_valid)
+    }
+
     /// Returns the claim, like [`Self::leadership`]. If the renewal is late, waits for it until the claim expires.
     ///
     /// # Errors
@@ -97,6 +122,22 @@ impl ObjectWriter {
     {
         let found = time::timeout(CALL_TIMEOUT, api.get_opt(name)).await.map_err(|_| Error::Timeout)?;
         found.map_err(Error::from)
+    }
+
+    /// Reads an object that a decision of this epoch is about to write.
+    ///
+    /// # Errors
+    /// [`Error::NotLeading`] if a newer leader has written the object. See [`Error`].
+    pub async fn get_for_write<K>(&self, api: &Api<K>, name: &str, epoch: u64) -> Result<Option<K>, Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        let found = self.get(api, name).await?;
+        if let Some(found) = &found {
+            let seen = SeenObject::of(found.meta());
+            self.confirm(&seen, epoch, Instant::now() + CALL_TIMEOUT).await?;
+        }
+        Ok(found)
     }
 
     /// Creates an object, with strict field validation. Returns `Conflict` if the object exists.
@@ -141,14 +182,28 @@ impl ObjectWriter {
 
     /// Applies a strategic merge patch to an object of a built-in kind, whose lists have merge keys.
     ///
+    /// Sets this leader's epoch on the object. Retries while other writers only change what Rouse does not write.
+    ///
     /// # Errors
+    /// [`Error::Conflict`] if the decision no longer fits the object; [`Error::Gone`] if another object has the name.
     /// See [`Error`].
-    pub async fn patch_strategic<K>(&self, api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error>
+    pub async fn patch_fenced<K>(
+        &self,
+        api: &Api<K>,
+        name: &str,
+        fence: &Fence,
+        patch: &Value,
+    ) -> Result<(), Error>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
         let parameters = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
-        self.call::<K, _>(api.patch(name, &parameters, &Patch::Strategic(patch))).await
+        let parameters = &parameters;
+        let written = self.write_fenced(api, name, fence, |seen| {
+            let patch = Patch::Strategic(fence.stamped(patch, seen));
+            async move { api.patch(name, parameters, &patch).await }
+        });
+        written.await.map(drop)
     }
 
     /// Applies an object's status server-side. A `resourceVersion` in it must match the stored one.
@@ -163,21 +218,86 @@ impl ObjectWriter {
         self.call::<K, _>(api.patch_status(name, &parameters, &Patch::Apply(object))).await
     }
 
-    /// Deletes the object with this uid. Succeeds if the object is already gone.
+    /// Deletes an object. Succeeds if the object is already gone. Retries as [`Self::patch_fenced`] does.
     ///
     /// # Errors
-    /// See [`Error`].
-    pub async fn delete<K>(&self, api: &Api<K>, name: &str, uid: &str) -> Result<(), Error>
+    /// [`Error::Conflict`] if the decision no longer fits the object. See [`Error`].
+    pub async fn delete_fenced<K>(&self, api: &Api<K>, name: &str, fence: &Fence) -> Result<(), Error>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
-        let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
-        let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        match self.call::<K, _>(api.delete(name, &parameters)).await {
-            // A conflict means that another object has the name now.
-            Ok(_) | Err(Error::Gone | Error::Conflict) => Ok(()),
+        let deleted = self.write_fenced(api, name, fence, |seen| {
+            let parameters = seen.delete_params();
+            async move { api.delete(name, &parameters).await }
+        });
+        match deleted.await {
+            Ok(_) | Err(Error::Gone) => Ok(()),
             Err(error) => Err(error),
         }
+    }
+
+    /// Writes an object in the version that the decision saw, or in a later one in which the decision still stands.
+    async fn write_fenced<K, T, F>(
+        &self,
+        api: &Api<K>,
+        name: &str,
+        fence: &Fence,
+        write: impl Fn(&SeenObject) -> F,
+    ) -> Result<T, Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+        F: Future<Output = kube::Result<T>>,
+    {
+        let _under_way = InFlightWrite::begin(&self.in_flight);
+        let deadline = Instant::now() + CALL_TIMEOUT;
+        let mut seen = fence.seen.clone();
+        self.confirm(&seen, fence.epoch, deadline).await?;
+        for attempt in 0..MAX_TRIES {
+            // A decision of one tenure must not be written in the next.
+            self.leadership_in(fence.epoch)?;
+            if attempt == 0 {
+                failpoint::hit();
+            }
+            match self.send::<K, T>(write(&seen), deadline).await {
+                Err(Error::Conflict) => {}
+                outcome => return outcome,
+            }
+            let found = time::timeout_at(deadline, api.get_opt(name)).await.map_err(|_| Error::Timeout)?;
+            let now = SeenObject::of(found?.ok_or(Error::Gone)?.meta());
+            if !now.is_same_object(&seen) {
+                return Err(Error::Gone);
+            }
+            // A newer leader's write ends this one, whatever it wrote.
+            self.confirm(&now, fence.epoch, deadline).await?;
+            if !fence.allows(&now) {
+                return Err(Error::Conflict);
+            }
+            seen = now;
+        }
+        Err(Error::Conflict)
+    }
+
+    /// Checks that no newer leader has written the object.
+    ///
+    /// A user can put any epoch on a Pod. A renewal of the Lease that this gateway has sent since the read proves that
+    /// no newer leader exists.
+    async fn confirm(&self, seen: &SeenObject, epoch: u64, deadline: Instant) -> Result<(), Error> {
+        if !seen.is_newer_than(epoch) {
+            return Ok(());
+        }
+        let (read, mut claims) = (Instant::now(), self.leadership.clone());
+        let decided = |claim: &Option<Leadership>| {
+            claim.as_ref().is_none_or(|claim| claim.epoch != epoch || claim.is_renewed_since(read))
+        };
+        let renewed = match time::timeout_at(deadline, claims.wait_for(decided)).await {
+            Ok(Ok(claim)) => claim.as_ref().is_some_and(|claim| claim.epoch == epoch),
+            Ok(Err(_)) | Err(_) => false,
+        };
+        if renewed {
+            tracing::warn!(?seen, epoch, "the epoch on an object is ignored: no leader has it");
+            return Ok(());
+        }
+        Err(Error::NotLeading)
     }
 
     async fn call<K: Resource<DynamicType = ()>, T>(
@@ -187,7 +307,16 @@ impl ObjectWriter {
         let _under_way = InFlightWrite::begin(&self.in_flight);
         self.leadership()?;
         failpoint::hit();
-        let outcome = match time::timeout(CALL_TIMEOUT, call).await {
+        self.send::<K, T>(call, Instant::now() + CALL_TIMEOUT).await
+    }
+
+    /// Sends one write, and counts it.
+    async fn send<K: Resource<DynamicType = ()>, T>(
+        &self,
+        call: impl Future<Output = kube::Result<T>>,
+        deadline: Instant,
+    ) -> Result<T, Error> {
+        let outcome = match time::timeout_at(deadline, call).await {
             Ok(outcome) => outcome.map_err(Error::from),
             Err(_) => Err(Error::Timeout),
         };
@@ -255,36 +384,4 @@ impl From<kube::Error> for Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use prometheus::Opts;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn a_renewal_that_is_late_is_waited_for_and_a_claim_that_is_lost_is_not() {
-        let aged = |seconds| Some(Leadership::aged(7, Duration::from_secs(seconds)));
-        let claims = watch::Sender::new(aged(0));
-        let writes = IntCounterVec::new(Opts::new("writes", "of a test"), &["kind", "outcome"]).unwrap();
-        let writer = ObjectWriter::new(claims.subscribe(), writes);
-        assert_eq!(writer.wait_leadership().await.unwrap().epoch, 7);
-
-        for (told, led) in [(aged(0), true), (None, false)] {
-            claims.send_replace(aged(6));
-            assert!(matches!(writer.leadership(), Err(Error::NotLeading)));
-            let waiting = tokio::spawn({
-                let writer = writer.clone();
-                async move { writer.wait_leadership().await.is_ok() }
-            });
-            tokio::task::yield_now().await;
-            assert!(!waiting.is_finished());
-            claims.send_replace(told);
-            assert_eq!(waiting.await.unwrap(), led);
-        }
-
-        claims.send_replace(aged(10));
-        assert!(
-            matches!(writer.wait_leadership().await, Err(Error::NotLeading)),
-            "another may decide by now"
-        );
-    }
-}
+mod tests;

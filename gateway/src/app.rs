@@ -192,6 +192,8 @@ async fn serve(
         certificate_checks: 0,
         last_reload_refused: false,
     };
+    let command_lost = runtime.command_lost();
+    tokio::pin!(command_lost);
     loop {
         tokio::select! {
             signal = signals.next() => {
@@ -217,6 +219,10 @@ async fn serve(
                 ClusterChange::ObjectsChanged => reload.apply_objects(&mut runtime),
                 ClusterChange::TaskEnded => anyhow::bail!("a required cluster task ended (election or object watches)"),
             },
+            () = &mut command_lost => {
+                // The engine that it concerns would be stuck. Engines live on, and the next start adopts them.
+                anyhow::bail!("the engine supervisor did not take a command; the log has the reason")
+            }
             ended = &mut driver => {
                 // Without the driver no engine wakes. Engines live on, and the next start adopts them.
                 return Err(ended.err().map_or_else(|| anyhow::anyhow!("the driver ended unexpectedly"), Into::into));

@@ -24,6 +24,7 @@ mod gates;
 mod handle;
 mod journal;
 mod parked_replies;
+mod reports;
 mod route_updates;
 mod served_tokens;
 mod transition_log;
@@ -46,7 +47,7 @@ pub struct Driver {
     fleet: Fleet,
     platform: Arc<dyn Platform>,
     shared: Arc<DriverState>,
-    requests: mpsc::UnboundedReceiver<DriverRequest>,
+    requests: mpsc::Receiver<DriverRequest>,
     events: mpsc::Receiver<Event>,
     gates: EngineGates,
     queue: ParkedReplies,
@@ -116,11 +117,13 @@ impl Driver {
         if let Some(order) = self.deferred_order.take() {
             happened |= self.handle_request(order, batch);
         }
+        happened |= self.take_reports(batch);
         while !happened {
             happened = true;
             tokio::select! {
                 biased;
-                Some(ask) = self.requests.recv() => happened = self.handle_request(ask, batch),
+                Some(request) = self.requests.recv() => happened = self.accept_request(request, batch),
+                () = self.shared.reports.changed() => happened = self.take_reports(batch),
                 Some(event) = self.events.recv() => batch.push(event),
                 () = self.gates.changed() => {}
                 () = &mut sleep => {}
@@ -130,11 +133,7 @@ impl Driver {
         tokio::task::consume_budget().await;
         while batch.len() < MAX_EVENTS_PER_TURN && self.deferred_order.is_none() {
             if let Ok(request) = self.requests.try_recv() {
-                if matches!(request, DriverRequest::SubmitOrder { .. }) && !batch.is_empty() {
-                    self.deferred_order = Some(request);
-                } else {
-                    self.handle_request(request, batch);
-                }
+                self.accept_request(request, batch);
             } else if let Ok(event) = self.events.try_recv() {
                 batch.push(event);
             } else {
@@ -143,17 +142,46 @@ impl Driver {
         }
     }
 
+    /// Takes what other threads have reported. Returns whether that needs a turn: the place of a waiter that was
+    /// answered as it left is released without one.
+    fn take_reports(&mut self, batch: &mut Vec<Event>) -> bool {
+        let before = batch.len();
+        loop {
+            let left = self.shared.reports.take(batch, MAX_EVENTS_PER_TURN);
+            self.shared.release_positions(left.len());
+            for &waiter in &left {
+                if self.queue.remove(waiter).is_some() {
+                    batch.push(Event::Left { waiter });
+                }
+            }
+            // The next turn takes the others. But if all of these have their answers, there may be none.
+            if left.len() < MAX_EVENTS_PER_TURN {
+                return batch.len() > before;
+            }
+        }
+    }
+
+    /// Handles a request behind the reports that precede it. Returns whether that needs a turn.
+    fn accept_request(&mut self, request: DriverRequest, batch: &mut Vec<Event>) -> bool {
+        let reported = self.take_reports(batch);
+        if matches!(request, DriverRequest::SubmitOrder { .. }) && !batch.is_empty() {
+            self.deferred_order = Some(request);
+            return true;
+        }
+        self.handle_request(request, batch) || reported
+    }
+
     /// Returns whether the request needs a turn.
     fn handle_request(&mut self, request: DriverRequest, batch: &mut Vec<Event>) -> bool {
         match request {
             DriverRequest::Park { waiter, reply } => {
-                self.queue.add(waiter.clone(), reply);
-                batch.push(Event::Arrived { waiter });
-            }
-            DriverRequest::CancelPark(waiter) => {
-                if self.queue.remove(waiter).is_some() {
-                    batch.push(Event::Left { waiter });
+                // The report that the waiter has left may be taken before this request.
+                let left = reply.is_closed().then_some(Event::Left { waiter: waiter.id });
+                if left.is_none() {
+                    self.queue.add(waiter.clone(), reply);
                 }
+                batch.push(Event::Arrived { waiter });
+                batch.extend(left);
             }
             DriverRequest::SubmitOrder { model, order, reply } => {
                 let answer = self.fleet.validate_action(&model, order).map(|()| {
@@ -164,7 +192,6 @@ impl Driver {
                 // The requester may be gone; the order stands.
                 drop(reply.send(answer));
             }
-            DriverRequest::Event(event) => batch.push(event),
             DriverRequest::Refresh(reply) => self.refresh_waiters.push(reply),
             // The fleet has received no event since the last plan, so the plan's reasons hold.
             DriverRequest::Inspect(read) => {

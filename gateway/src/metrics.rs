@@ -1,16 +1,16 @@
 //! The gateway's Prometheus metrics.
 //!
 //! The registry is an ordinary value and not the library's global one, so that tests, and two gateways in one process,
-//! do not share counts. Only configured models become labels: each model's families carry its name as a constant label,
-//! and are registered and unregistered as a whole. So a removed model leaves no series behind, and clients cannot
-//! create series by naming models. Everything on the hot path is resolved when the routes are built, and costs one
-//! atomic operation.
+//! do not share counts. Only configured models become labels: one collector emits the families of those that are
+//! configured now. So a removed model leaves no series behind, and clients cannot create series by naming models.
+//! Everything on the hot path is resolved when the routes are built, and costs one atomic operation.
 
 mod fleet_gauges;
 mod keys;
 mod labels;
 mod model;
 mod model_families;
+mod model_gauges;
 mod request_metrics;
 mod telemetry_drops;
 mod traffic;
@@ -38,6 +38,7 @@ use rouse::{
 use rouse_controllers::metrics::ControllerMetrics;
 use rouse_platform::metric_builder::{expect_valid, register};
 
+use self::model_gauges::{ModelCollector, ModelMap};
 pub use self::{
     keys::{KeyMetrics, KeyOutcome},
     labels::{OutcomeLabel, RouteLabel, StatusClass, TransitionCause, TransitionKind},
@@ -58,8 +59,8 @@ const LOCAL_LABEL: &str = "local";
 /// All of the gateway's metrics.
 pub struct Metrics {
     registry: Registry,
-    models: ArcSwap<BTreeMap<ModelName, Arc<ModelMetrics>>>,
-    /// Serialises exchanges of the models: each is registered once.
+    models: Arc<ArcSwap<ModelMap>>,
+    /// Serialises exchanges of the models: the metrics of each are created once.
     configure_lock: Mutex<()>,
     /// Metrics of requests that belong to no configured model.
     other: Arc<ModelMetrics>,
@@ -118,9 +119,13 @@ impl Metrics {
             "Clients that disconnected before their response was complete, by phase",
             "phase",
         );
+        let other = Arc::new(ModelMetrics::new(OTHER_MODEL, LOCAL_LABEL));
+        let models = Arc::<ArcSwap<ModelMap>>::default();
+        let collector = ModelCollector::new(Arc::clone(&models), Arc::clone(&other));
+        expect_valid(registry.register(Box::new(collector)));
         Self {
-            other: Arc::new(ModelMetrics::new(&registry, OTHER_MODEL, LOCAL_LABEL)),
-            models: ArcSwap::default(),
+            other,
+            models,
             configure_lock: Mutex::default(),
             fleet_gauges: fleet_gauges::FleetGauges::new(&registry),
             added_latency: register(
@@ -182,40 +187,27 @@ impl Metrics {
         }
     }
 
-    /// Registers exactly these models.
+    /// Sets the configured models.
     ///
     /// Series of other models disappear; models that stay keep counting.
     pub fn configure<'a>(&self, names: impl IntoIterator<Item = &'a ModelName>) {
         let _alone = self.configure_lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut before = self.models.load().as_ref().clone();
+        let before = self.models.load_full();
         let namespaces = self.namespaces.load_full().unwrap_or_default();
         let after = names.into_iter().map(|name| {
             let namespace = namespaces.get(name).map_or(LOCAL_LABEL, String::as_str);
-            let entry = match before.remove(name) {
-                Some(moved) if moved.namespace() != namespace => {
-                    self.unregister(&moved);
-                    None
-                }
-                entry => entry,
-            };
-            (name.clone(), entry.unwrap_or_else(|| self.register(name, namespace)))
+            let stays = before.get(name).filter(|metrics| metrics.namespace() == namespace);
+            (name.clone(), stays.cloned().unwrap_or_else(|| self.new_metrics(name, namespace)))
         });
         self.models.store(Arc::new(after.collect()));
-        before.values().for_each(|metrics| self.unregister(metrics));
     }
 
-    fn register(&self, name: &ModelName, namespace: &str) -> Arc<ModelMetrics> {
+    fn new_metrics(&self, name: &ModelName, namespace: &str) -> Arc<ModelMetrics> {
         if name.as_str() == OTHER_MODEL {
-            // The series of `other` exist already, and the registry refuses a second set of the same name.
+            // The series of `other` exist already.
             return Arc::clone(&self.other);
         }
-        Arc::new(ModelMetrics::new(&self.registry, name.as_str(), namespace))
-    }
-
-    fn unregister(&self, metrics: &Arc<ModelMetrics>) {
-        if !Arc::ptr_eq(metrics, &self.other) {
-            metrics.unregister(&self.registry);
-        }
+        Arc::new(ModelMetrics::new(name.as_str(), namespace))
     }
 
     /// Returns a model's metrics, or those of `other` if it is not configured.

@@ -1,12 +1,13 @@
 //! The routes that the hot path reads: one immutable snapshot, which the driver replaces as a whole. Consecutive
 //! snapshots share unchanged data: a change of one model makes one new route.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc};
 
 use rouse::{
     engine::last_outcome::LastFailure,
     fleet::report::ModelState,
     model::{EngineId, ModelName, ModelNameIndex},
+    shared_map::SharedMap,
     units::{Generation, Millis, Tick},
 };
 use rouse_net::lease::Gate;
@@ -32,7 +33,7 @@ pub use rng::Rng;
 #[derive(Debug, Default)]
 pub struct RouteTable {
     pub registry: Arc<ModelNameIndex>,
-    pub models: BTreeMap<ModelName, Arc<ModelRoute>>,
+    pub models: SharedMap<ModelName, Arc<ModelRoute>>,
     /// Whether to accept requests at all; false while draining or before the first view is complete.
     pub ready: bool,
 }

@@ -3,8 +3,11 @@
 //! Every eviction depends on one question: is the engine still in use? The answer must be exact, every request needs
 //! it, and a request that arrives in the same nanosecond as the order to close must fall on one side or the other. So a
 //! gate is a single atomic word ([`count::GateWord`], checked exhaustively with loom): a closed bit, a bit for queued
-//! requests, a bit for an owner that waits for idle, and the number of leases. Taking a lease changes that word in one
+//! requests, two bits for what its owner waits for, and the number of leases. Taking a lease changes that word in one
 //! step, and a closed gate refuses that step.
+//!
+//! The driver samples the gates each turn, and most gates are unused. So it skips a gate that it found unused, until
+//! the next use lists the engine in a [`SampleQueue`].
 //!
 //! A gate belongs to one (engine, generation) and is never reused: a lease of an earlier generation cannot count for
 //! the present one. Only the gate's owner opens and closes it: the driver in the gateway, the gate controller in the
@@ -13,7 +16,7 @@
 use std::{
     num::NonZeroU32,
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
@@ -26,6 +29,7 @@ use tokio::{
 use rouse::{
     engine::turn_clients::{MAX_DISTINCT_CLIENTS, TurnClients},
     fault::Fault,
+    model::EngineId,
     units::{Millis, Tick},
 };
 
@@ -38,7 +42,7 @@ mod atomic {
     pub(super) use std::sync::atomic::{AtomicU32, Ordering};
 }
 
-use count::{GateWord, ReleaseEffect};
+use count::{GateWord, ReleaseEffect, TakeEffect};
 
 /// Converts moments to ticks. Anchored once to wall time by the driver, monotonic afterwards.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +69,16 @@ pub struct Gate {
     pause: AtomicU64,
     fault: OnceLock<Fault>,
     revoked: Arc<Notify>,
+    /// Where a use is announced, and as which engine.
+    sampling: Option<(Arc<SampleQueue>, EngineId)>,
 }
+
+/// Engines whose gates may have changed since the driver last sampled them.
+///
+/// Bounded by the number of gates: a gate announces its use once until the driver has sampled it. A circuit breaker
+/// announces each of its rare changes too, and wakes the driver, which takes the whole queue.
+#[derive(Debug, Default)]
+pub struct SampleQueue(Mutex<Vec<EngineId>>);
 
 /// The right of one request to use an engine. It ends when it is dropped, with the response body.
 #[derive(Debug)]
@@ -105,7 +118,23 @@ impl Gate {
     /// `limit`: maximum number of concurrent leases. `driver` is notified when a release matters to it.
     #[must_use]
     pub fn new(limit: Option<NonZeroU32>, clock: TickClock, driver: Arc<Notify>) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new(Self::unshared(limit, clock, driver))
+    }
+
+    /// As [`Self::new`], for a driver that samples only the engines in `queue`.
+    #[must_use]
+    pub fn sampled(
+        limit: Option<NonZeroU32>,
+        clock: TickClock,
+        driver: Arc<Notify>,
+        queue: Arc<SampleQueue>,
+        engine: EngineId,
+    ) -> Arc<Self> {
+        Arc::new(Self { sampling: Some((queue, engine)), ..Self::unshared(limit, clock, driver) })
+    }
+
+    fn unshared(limit: Option<NonZeroU32>, clock: TickClock, driver: Arc<Notify>) -> Self {
+        Self {
             word: GateWord::closed(),
             limit: AtomicU32::new(limit_or_max(limit)),
             clock,
@@ -116,28 +145,31 @@ impl Gate {
             pause: AtomicU64::new(0),
             fault: OnceLock::new(),
             revoked: Arc::default(),
-        })
+            sampling: None,
+        }
     }
 
     /// Takes a lease for a request that did not queue. `None` when the gate is closed or full, or when other requests
     /// queue.
     #[must_use]
     pub fn take(self: &Arc<Self>) -> Option<Lease> {
-        self.word.take(self.limit.load(Ordering::Relaxed), false).then(|| Lease {
-            gate: Arc::clone(self),
-            marks_use: true,
-            ended_at: None,
-        })
+        self.lease(false)
     }
 
     /// Takes a lease for a queued request, ahead of newcomers. `None` when the gate is closed or full.
     #[must_use]
     pub fn take_queued(self: &Arc<Self>) -> Option<Lease> {
-        self.word.take(self.limit.load(Ordering::Relaxed), true).then(|| Lease {
-            gate: Arc::clone(self),
-            marks_use: true,
-            ended_at: None,
-        })
+        self.lease(true)
+    }
+
+    fn lease(self: &Arc<Self>, queued: bool) -> Option<Lease> {
+        let effect = self.word.take(self.limit.load(Ordering::Relaxed), queued);
+        if effect == TakeEffect::FirstUse
+            && let Some((queue, engine)) = &self.sampling
+        {
+            queue.push(engine);
+        }
+        effect.is_taken().then(|| Lease { gate: Arc::clone(self), marks_use: true, ended_at: None })
     }
 
     pub fn open(&self) {
@@ -156,9 +188,9 @@ impl Gate {
     }
 
     /// Returns the number of leases. If there are any, the end of the last one notifies the driver: the driver saw the
-    /// engine in use, and must learn when it becomes idle.
-    pub fn watch_for_idle(&self) -> u32 {
-        self.word.watch_for_idle()
+    /// engine in use, and must learn when it becomes idle. If there are none, the next use is announced.
+    pub fn watch(&self) -> u32 {
+        self.word.watch()
     }
 
     /// Closes the gate and returns the number of leases still out. A closed gate gives no lease, and the end of the
@@ -173,10 +205,12 @@ impl Gate {
         leases
     }
 
-    /// Sets whether requests queue for this engine. While they do, newcomers get no lease. After setting it, call
-    /// [`Self::take_queued`] once more: a place that became free just before caused no notification.
-    pub fn set_queued(&self, queued: bool) {
-        self.word.set_queued(queued);
+    /// Sets whether requests queue for this engine. While they do, newcomers get no lease.
+    ///
+    /// Returns whether a place was free at that moment. No later release announces that place, so call
+    /// [`Self::take_queued`] once more.
+    pub fn set_queued(&self, queued: bool) -> bool {
+        self.word.set_queued(queued) < self.limit()
     }
 
     /// Ends every exchange on this engine with `fault`. The gate must be closed before. Later calls change nothing.
@@ -231,6 +265,22 @@ impl Gate {
     #[must_use]
     pub fn last_byte(&self) -> Tick {
         Tick(self.last_byte.load(Ordering::Relaxed))
+    }
+}
+
+impl SampleQueue {
+    /// Announces a change at this engine. Does not wake the driver.
+    pub fn push(&self, engine: &EngineId) {
+        self.engines().push(engine.clone());
+    }
+
+    /// Moves the engines announced since the last call to the end of `engines`.
+    pub fn take_into(&self, engines: &mut Vec<EngineId>) {
+        engines.append(&mut self.engines());
+    }
+
+    fn engines(&self) -> MutexGuard<'_, Vec<EngineId>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,6 +1,6 @@
 //! What controllers ask of the driver.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rouse::{
     fleet::event::{Event, GatewayDemand},
@@ -11,10 +11,16 @@ use rouse_net::lease::TickClock;
 /// A handle of the driver, which runs the fleet.
 pub trait DriverClient: Clone + Send + Sync + 'static {
     /// Sends an event that no platform observes. Lost if the driver has ended.
+    ///
+    /// Never waits. Until the driver takes it, a later event on the same subject replaces it.
     fn send_event(&self, event: Event);
 
     fn clock(&self) -> TickClock;
 
-    /// Returns this gateway's demand for each model: waiters as of the last turn, leases as of now.
-    fn demand(&self) -> impl Future<Output = BTreeMap<ModelName, GatewayDemand>> + Send;
+    /// Returns this gateway's demand for these models, or for all without any: waiters as of the last turn, leases as
+    /// of now. A model without demand has no entry.
+    fn demand(
+        &self,
+        models: Option<BTreeSet<ModelName>>,
+    ) -> impl Future<Output = BTreeMap<ModelName, GatewayDemand>> + Send;
 }

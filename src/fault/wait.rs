@@ -28,12 +28,20 @@ pub struct WaitDetails {
     pub waited: Millis,
     /// Place in the model's queue, from 1; 0 if the request was not queued.
     pub position: u32,
+    /// The engines that hold the memory, at most 16: those that hold the most.
     pub holders: Vec<BlockingModel>,
+    /// Number of engines that hold memory, too, and are not among `holders`; at most 65,535.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unlisted_holders: u16,
     /// When a retry makes sense at the earliest, from now.
     pub retry_after: Option<Millis>,
     /// The limit that ended the wait, if one did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expired_limit: Option<WaitLimit>,
+}
+
+const fn is_zero(number: &u16) -> bool {
+    *number == 0
 }
 
 /// The limit of a request's wait for its model.

@@ -24,26 +24,31 @@ use crate::{
         },
         event::{Event, Waiter, WaiterId},
         plan::{PlanBuilder, QueueDemand, WaiterVerdicts},
+        state::engines::take_models,
     },
     model::ModelName,
+    shared_map::SharedMap,
     units::Tick,
 };
 
 /// The waiters and queues of one gateway. Cheap to clone: a plan shares what it does not change.
 #[derive(Clone, Debug, Default)]
 pub struct Dispatch {
-    waiters: Arc<BTreeMap<WaiterId, Arc<Waiter>>>,
+    waiters: SharedMap<WaiterId, Arc<Waiter>>,
     queues: BTreeMap<ModelName, Arc<ModelQueue>>,
     /// Number of waiters of each client.
     clients: Arc<BTreeMap<u64, u32>>,
+    /// Models whose number of waiters changed since the last [`Dispatch::take_changed`].
+    changed: Arc<BTreeSet<ModelName>>,
 }
 
 impl Dispatch {
     pub(in crate::fleet) fn add_waiter(&mut self, waiter: Waiter) {
         let waiter = Arc::new(waiter);
         *Arc::make_mut(&mut self.clients).entry(waiter.client).or_default() += 1;
+        self.mark_changed(&waiter.model);
         self.queue_mut(&waiter.model).add_waiter(Arc::clone(&waiter));
-        Arc::make_mut(&mut self.waiters).insert(waiter.id, waiter);
+        self.waiters.insert(waiter.id, waiter);
     }
 
     /// Removes a waiter and returns its model.
@@ -89,9 +94,8 @@ impl Dispatch {
     }
 
     fn take_waiter(&mut self, id: WaiterId) -> Option<Arc<Waiter>> {
-        // An unknown waiter must not cost a copy of the whole map.
-        let waiter =
-            self.waiters.contains_key(&id).then(|| Arc::make_mut(&mut self.waiters).remove(&id))??;
+        let waiter = self.waiters.remove(&id)?;
+        self.mark_changed(&waiter.model);
         let clients = Arc::make_mut(&mut self.clients);
         if let Some(waits) = clients.get_mut(&waiter.client) {
             *waits -= 1;
@@ -100,6 +104,18 @@ impl Dispatch {
             }
         }
         Some(waiter)
+    }
+
+    fn mark_changed(&mut self, model: &ModelName) {
+        // Checked first, because a change copies what other copies still share.
+        if !self.changed.contains(model) {
+            Arc::make_mut(&mut self.changed).insert(model.clone());
+        }
+    }
+
+    /// Returns the models whose number of waiters changed since the last call.
+    pub(in crate::fleet) fn take_changed(&mut self) -> BTreeSet<ModelName> {
+        take_models(&mut self.changed)
     }
 
     /// Number of waiters of each client, by the client's hash.
@@ -180,7 +196,7 @@ impl Dispatch {
             _ => None,
         });
         let granted: BTreeSet<WaiterId> = granted.collect();
-        let overflow = self.overflow(granted.clone(), builder);
+        let overflow = self.overflow(&granted, builder);
         for (model, queue) in &self.queues {
             let overflowing = !overflow.is_empty() && queue.waiter_ids().any(|id| overflow.contains(id));
             if verdicts.refuses(model) || queue.has_expired_waiter(now) || overflowing {
@@ -195,26 +211,24 @@ impl Dispatch {
     }
 
     /// Selects the waiters to refuse because a queue is too long: first per model, then over all models.
-    fn overflow(&self, mut excluded: BTreeSet<WaiterId>, builder: &PlanBuilder<'_>) -> QueueOverflow {
+    fn overflow(&self, granted: &BTreeSet<WaiterId>, builder: &PlanBuilder<'_>) -> QueueOverflow {
         let mut beyond_model_limit = BTreeSet::new();
         for (model, queue) in self.queues.iter().filter(|(_, queue)| !queue.is_empty()) {
             // Checked first, because queues are hardly ever that long.
             if let Some(most) = builder.max_waiting_for(model).filter(|most| queue.len() > *most) {
                 let remaining: Vec<&Waiter> =
-                    queue.in_fair_order().filter(|w| !excluded.contains(&w.id)).collect();
+                    queue.in_fair_order().filter(|w| !granted.contains(&w.id)).collect();
                 beyond_model_limit.extend(overflowing_waiters(&remaining, most));
             }
         }
-        excluded.extend(&beyond_model_limit);
         let most = builder.max_waiting();
-        if self.waiters.len() - excluded.len() <= most {
+        if self.waiters.len() - granted.len() - beyond_model_limit.len() <= most {
             return QueueOverflow { beyond_model_limit, beyond_total_limit: BTreeSet::new() };
         }
-        let remaining = self.waiters.values().map(|w| &**w).filter(|w| !excluded.contains(&w.id));
-        QueueOverflow {
-            beyond_model_limit,
-            beyond_total_limit: overflowing_waiters(&remaining.collect::<Vec<_>>(), most),
-        }
+        let stays = |w: &&Waiter| !granted.contains(&w.id) && !beyond_model_limit.contains(&w.id);
+        let remaining: Vec<&Waiter> = self.waiters.values().map(|w| &**w).filter(stays).collect();
+        let beyond_total_limit = overflowing_waiters(&remaining, most);
+        QueueOverflow { beyond_model_limit, beyond_total_limit }
     }
 }
 

@@ -305,8 +305,8 @@ pub struct AdoptedEngine {
     pub accelerators: Vec<AcceleratorId>,
     /// The engine was ordered to sleep at this level; `None`: awake, or still starting if `ready` is false.
     pub asleep: Option<SleepLevel>,
-    /// The engine is known to serve or to sleep. False while the gateway still asks an engine that was ordered to
-    /// sleep.
+    /// The engine is known to serve or to sleep: by its answer, or in a cluster by the former leader's records. False
+    /// while the gateway still asks an engine that was ordered to sleep.
     pub ready: bool,
     /// Fingerprint of the template that the engine was started from.
     pub fingerprint: u64,

@@ -21,8 +21,11 @@ pub(in crate::fleet) struct ModelReason {
     pub(in crate::fleet) text: String,
     /// Models that the text names, except the one it is about.
     pub(in crate::fleet) named_models: Vec<ModelName>,
+    /// The engines that hold the awaited memory: those with the most, as a pool may have thousands.
     pub(in crate::fleet) holders: Vec<BlockingModel>,
-    /// For each model whose engine holds the awaited memory and does not sleep: the text for that model's own line.
+    /// Number of further engines that hold it.
+    pub(in crate::fleet) unlisted_holders: u16,
+    /// For each model in `holders` whose engine does not sleep: the text for that model's own line.
     pub(in crate::fleet) notes_for_holders: Vec<(ModelName, String)>,
     /// Details for the admin only, which no client sees: an engine's own output.
     pub(in crate::fleet) admin_details: String,
@@ -163,6 +166,7 @@ impl ModelReason {
             waited_for: self.text.clone(),
             named_models: self.named_models.clone(),
             holders: self.holders.clone(),
+            unlisted_holders: self.unlisted_holders,
             retry_after: self.retry_after.map(|at| at.since(now)),
             ..WaitDetails::default()
         }

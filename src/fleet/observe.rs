@@ -15,7 +15,9 @@ use crate::{
     engine::{Engine, state::LifecycleState},
     fleet::{
         event::{Event, LearnedMeasurements, OperatorAction},
-        plan::{ModelRecord, Planner, leadership::LeadershipRole, operations::OperatorOperation},
+        plan::{
+            KeptAwakeModels, ModelRecord, Planner, leadership::LeadershipRole, operations::OperatorOperation,
+        },
         state::{dependencies::DependencyGraph, ledger::MeterReading},
     },
     model::{EngineId, FleetConfig, ModelName},
@@ -27,6 +29,7 @@ impl Planner {
         if let Event::StateRestored { state } = event {
             self.clone_from(state);
             self.dependencies = DependencyGraph::from_models(&self.models);
+            self.kept_awake = KeptAwakeModels::from_models(&self.models);
             return self.refresh_due_index();
         }
         self.advance_time(now);
@@ -160,6 +163,7 @@ impl Planner {
             }
         }
         self.dependencies = DependencyGraph::from_models(&self.models);
+        self.kept_awake = KeptAwakeModels::from_models(&self.models);
         self.engines.mark_all_removable();
         self.due_index.invalidate();
         self.advance_time(now);
@@ -224,6 +228,9 @@ impl Planner {
                 OperatorAction::Pin => (model.pin_override, model.wanted_since) = (Some(true), now),
                 OperatorAction::Unpin => model.pin_override = Some(false),
                 _ => {}
+            }
+            if matches!(order, OperatorAction::Pin | OperatorAction::Unpin) {
+                self.kept_awake = KeptAwakeModels::from_models(&self.models);
             }
         }
         self.engines.mark_model_dirty(model);

@@ -22,7 +22,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-pub(in crate::fleet) use self::model_record::ModelRecord;
+pub(in crate::fleet) use self::model_record::{KeptAwakeModels, ModelRecord};
 pub use self::verdicts::WaiterVerdicts;
 use crate::{
     engine::{Admission, Engine, state::LifecycleState},
@@ -69,6 +69,9 @@ pub struct Planner {
     /// Derived from the specs in `models`.
     #[serde(skip)]
     pub(in crate::fleet) dependencies: DependencyGraph,
+    /// Derived from `models`.
+    #[serde(skip)]
+    pub(in crate::fleet) kept_awake: KeptAwakeModels,
     /// Moment of the last recorded plan.
     pub(in crate::fleet) last_planned: Tick,
     /// The highest generation among removed engines.
@@ -230,8 +233,9 @@ impl<'a> PlanBuilder<'a> {
         self.planner.engines.get(engine).map_or(Admission::Closed, |e| e.admission)
     }
 
-    pub(in crate::fleet) fn into_reasons(self) -> Arc<BTreeMap<ModelName, ModelReason>> {
-        self.reasons
+    /// Returns the draft, in which all commands are recorded, and each model's reason.
+    pub(in crate::fleet) fn into_parts(self) -> (Planner, Arc<BTreeMap<ModelName, ModelReason>>) {
+        (self.planner, self.reasons)
     }
 }
 

@@ -33,10 +33,14 @@ impl Pairing {
             PairingEvent::Superseded { epoch } => self.supersede(*epoch),
             PairingEvent::Template { fingerprint, status: standing } => {
                 // `Current` is the default and needs no entry, so the map does not grow with past templates.
-                if *standing == TemplateStatus::Current {
-                    self.template_statuses.remove(fingerprint);
+                let is_same = if *standing == TemplateStatus::Current {
+                    self.template_statuses.remove(fingerprint).is_none()
                 } else {
-                    self.template_statuses.insert(*fingerprint, *standing);
+                    self.template_statuses.insert(*fingerprint, *standing) == Some(*standing)
+                };
+                // A new leader sends the status of every template, and most are current.
+                if is_same {
+                    return;
                 }
                 let runs_template =
                     |node: &&PairingNode| node.engines.keys().any(|id| id.fingerprint == *fingerprint);
@@ -45,10 +49,13 @@ impl Pairing {
                 self.dirty.extend(names);
             }
             PairingEvent::LauncherBuild { build, policy: terms } => {
-                if *terms == LauncherBuildPolicy::default() {
-                    self.build_policies.remove(build);
+                let is_same = if *terms == LauncherBuildPolicy::default() {
+                    self.build_policies.remove(build).is_none()
                 } else {
-                    self.build_policies.insert(*build, *terms);
+                    self.build_policies.insert(*build, *terms) == Some(*terms)
+                };
+                if is_same {
+                    return;
                 }
                 let has_build = |node: &&PairingNode| {
                     node.providers.values().any(|provider| provider.build == Some(*build))

@@ -19,9 +19,10 @@ mod rejection;
 mod spawn;
 mod spec;
 mod supervisor;
+mod variables;
 
 use std::{
-    fs,
+    env, fs,
     io::{self, IsTerminal as _},
     process::ExitCode,
     sync::Arc,
@@ -161,10 +162,14 @@ impl Launcher {
         if self.settings.plain_options {
             return Ok(spec.options.split_whitespace().map(str::to_owned).collect());
         }
-        shell_words::split(&spec.options).map_err(|error| {
+        let words = shell_words::split(&spec.options).map_err(|error| {
             let input = Value::from(spec.options.as_str());
-            ValidationProblem::new("value_error", &["body", "options"], error.to_string(), input).into()
-        })
+            ValidationProblem::new("value_error", &["body", "options"], error.to_string(), input)
+        })?;
+        if !self.settings.expand_variables {
+            return Ok(words);
+        }
+        Ok(words.iter().map(|word| variables::expand(word, |name| engine_variable(spec, name))).collect())
     }
 
     fn accelerator_rejection(&self, error: &accelerators::Error, conflict: StatusCode) -> LauncherRejection {
@@ -255,6 +260,12 @@ impl Launcher {
             .map_err(|_| anyhow::anyhow!("processes that engines left behind still run after SIGKILL"))??;
         Ok(())
     }
+}
+
+/// Returns the value of this variable in the engine's environment; the engine does not get our own settings.
+fn engine_variable(spec: &InstanceSpec, name: &str) -> Option<String> {
+    let own = spec.env_vars.as_ref().and_then(|all| all.get(name)).cloned();
+    own.or_else(|| env::var(name).ok().filter(|_| !name.starts_with("ROUSE_")))
 }
 
 /// Returns a random UUID from the kernel.

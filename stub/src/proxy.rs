@@ -91,7 +91,8 @@ fn serve(args: &ProxyArgs) -> Result<(), Error> {
         }
         None => args.token_sha256.map(BearerToken::Hashed),
     };
-    let (threads, starts) = relay::RelayThreads::new(args.threads(), args.max_connections);
+    let (threads, starts) =
+        relay::RelayThreads::new(args.threads(), args.max_connections, args.max_relay_listeners());
     let proxy = Proxy::new(args, token, threads);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let served = runtime.block_on(async {

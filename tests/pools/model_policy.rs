@@ -92,6 +92,42 @@ fn whether_an_engine_may_go_is_for_its_own_model_to_say() {
     }
 }
 
+/// A reason is part of a model's status, which must not grow with the pool.
+#[test]
+fn a_reason_names_a_few_of_those_in_the_way_and_counts_the_others() {
+    let names: Vec<String> = (0..7).map(|number| format!("small-{number}")).collect();
+    let small = |name: &String| ModelSpec { eviction: Some(EvictionPolicy::Never), ..model(name, 10) };
+    let models = names.iter().map(small).chain([model("large", 60)]).collect();
+    let mut world = PoolHarness::new(vec![gpu(80)], models);
+    for name in &names {
+        world.ask(name);
+        world.finish_requests(engine(name));
+    }
+    world.ask("large");
+    let reason = world.reason("large");
+    assert_eq!(reason.matches("held by small-").count(), 4, "{reason}");
+    assert!(reason.contains("held by small-3, 0 leases, never evicted; and by 3 other engines"), "{reason}");
+}
+
+/// Each client that waits in vain gets a refusal, which must not grow with the pool either.
+#[test]
+fn a_refusal_lists_the_largest_of_those_in_the_way_and_counts_the_others() {
+    let name = |gib: u64| format!("holds-{gib:02}");
+    let holds = |gib| ModelSpec { eviction: Some(EvictionPolicy::Never), ..model(&name(gib), gib) };
+    let queue = QueueOverrides { policy: Some(QueuePolicy::Reject), ..QueueOverrides::default() };
+    let models = (2..=21).map(holds).chain([ModelSpec { queue, ..model("refused", 60) }]).collect();
+    let mut world = PoolHarness::new(vec![gpu(231)], models);
+    for gib in 2..=21 {
+        world.ask(&name(gib));
+        world.finish_requests(engine(&name(gib)));
+    }
+    let refused = world.ask("refused");
+    let Fault::InsufficientMemory(shortage) = &world.refused[&refused] else { panic!("{:?}", world.refused) };
+    let sizes: Vec<Bytes> = shortage.wait.holders.iter().map(|holder| holder.memory).collect();
+    assert_eq!(sizes, (6..=21).rev().map(Bytes::gib).collect::<Vec<_>>());
+    assert_eq!(shortage.wait.unlisted_holders, 4);
+}
+
 #[test]
 fn whether_requests_wait_is_for_the_model_to_say_that_they_ask_for() {
     use QueuePolicy::{Reject, Wait};

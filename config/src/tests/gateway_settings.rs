@@ -2,7 +2,7 @@
 //!
 //! Apart from the models, because none of these concerns an engine.
 
-use rouse::units::Millis;
+use rouse::{pairing::ids::ProviderMode, units::Millis};
 
 use super::{MachineDefaults, PlatformKind, diff, errors, machine, parse_with, read};
 
@@ -34,6 +34,24 @@ fn the_command_line_says_where_engines_run_in_place_of_the_file() {
     let alone = on(Some(PlatformKind::Local), "platform: kubernetes\n").unwrap();
     assert!(alone.kubernetes.is_none());
     assert!(on(None, cluster).is_err());
+}
+
+#[test]
+fn requesters_are_served_in_the_mode_of_the_file() {
+    let of = |dual_pods: &str| {
+        format!("platform: kubernetes\nkubernetes: {{stubImage: s, dualPods: {dual_pods}}}\n")
+    };
+    for (dual_pods, mode) in [
+        ("{}", ProviderMode::Sleep),
+        ("{mode: sleep}", ProviderMode::Sleep),
+        ("{mode: plain}", ProviderMode::Plain),
+        ("{mode: launcher}", ProviderMode::Launcher),
+    ] {
+        let config = read(&of(dual_pods)).unwrap();
+        assert_eq!(config.kubernetes.unwrap().dual_pods.unwrap().mode, mode, "{dual_pods}");
+    }
+    let unknown = errors(&of("{mode: direct}"));
+    assert!(unknown.contains("launcher"), "{unknown}");
 }
 
 #[test]

@@ -46,8 +46,10 @@ pub struct GatewayReplicaStatus {
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
     pub in_flight: u32,
-    /// Demand by modelName, for each model that was requested at this gateway.
+    /// Demand by modelName, for each model with requests at this gateway. An idle model stays listed for its
+    /// cooldownPeriod, and for 5 minutes at least.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[x_kube(merge_strategy = MapMerge::Atomic)]
     pub models: BTreeMap<String, ModelDemand>,
     /// When the status was last written. A gateway that has not written for a minute counts as gone.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -62,8 +64,8 @@ pub struct GatewayReplicaStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelDemand {
-    /// Number of requests that wait for the model. A change from 0 or to 0 is written at once, others every few
-    /// seconds.
+    /// Number of requests that wait for the model. If no engine serves it or starts for it, the first one is written at
+    /// once, and the loss of the last one a moment later. Other changes take seconds.
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
     pub waiting: u32,
@@ -71,7 +73,8 @@ pub struct ModelDemand {
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
     pub in_flight: u32,
-    /// When a request for the model last ended at this gateway. May be written up to half a minute late.
+    /// When a request for the model last ended at this gateway. May be late by a tenth of the model's cooldownPeriod,
+    /// or by 30s if that is longer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_request: Option<Time>,
 }

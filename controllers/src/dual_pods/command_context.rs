@@ -24,6 +24,8 @@ use crate::{
     crd::fma::{InferenceServerConfig, LauncherConfig},
     dual_pods::access::AcceleratorAccess,
     metrics::{CallLatencyObserver, DualPodMetrics},
+    workload::EPOCH,
+    writer::fence::{Fence, SeenObject},
 };
 
 /// A command and the last observed state of what it concerns.
@@ -100,6 +102,22 @@ impl CommandContext {
             .map_or("", |name| &name.namespace);
         let config = self.requester.as_ref().and_then(RequesterPod::config);
         Arc::new(self.metrics.call_observer(namespace, config.map(|config| config.name.as_str())))
+    }
+
+    /// Returns the fence of this command's writes to a Pod.
+    pub(super) fn fence(&self, seen: &SeenObject) -> Fence {
+        Fence::new(seen.clone(), self.command.epoch.0)
+    }
+
+    /// Returns the fence of a write that is computed from this Pod's content.
+    pub(super) fn exact_fence(&self, pod: &Pod) -> Fence {
+        Fence::exact(SeenObject::of(&pod.metadata), self.command.epoch.0)
+    }
+
+    /// Marks a new Pod as made by this leader: its successor recognises it.
+    pub(super) fn stamp(&self, pod: &mut Pod) {
+        let annotations = pod.metadata.annotations.get_or_insert_default();
+        annotations.insert(EPOCH.to_owned(), self.command.epoch.0.to_string());
     }
 
     /// Gives a new Pod access to its node's accelerators.
@@ -219,17 +237,18 @@ impl PairingController {
             .and_then(|provider_pod| provider_pod.engine(id))
             .map(|launcher_engine| launcher_engine.port);
         context.provider = provider.cloned();
-        let location = (node.clone(), id.clone());
         if matches!(step, EngineStep::SendCanary) {
+            let location = (node.clone(), id.clone());
             context.baseline = self.baselines.take(&location, engine_state.generation);
         }
         if id.mode != ProviderMode::Launcher {
             context.namespace = match &context.requester {
                 Some(requester_pod) => {
-                    self.provider_namespaces.insert(location, requester_pod.name.namespace.clone());
+                    let namespace = requester_pod.name.namespace.clone();
+                    self.provider_namespaces.insert(node, id.clone(), namespace);
                     Some(requester_pod.name.namespace.clone())
                 }
-                None => self.provider_namespaces.get(&location).cloned(),
+                None => self.provider_namespaces.get(node, id).cloned(),
             };
             return;
         }

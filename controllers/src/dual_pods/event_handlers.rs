@@ -4,39 +4,43 @@ use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::Pod;
 use rouse::pairing::{event::PairingEvent, ids::RequesterId};
-use tokio::{task::JoinError, time};
 
 use super::{
-    FinishedTask, POLICY_STATUS_RETRY_DELAY, PairingController,
+    FinishedTask, POLICY_STATUS_RETRY_DELAY, PairingController, Tasks,
     execute::ExecutionResult,
     index,
     launcher_watches::{self, LauncherEvent},
     pairing_metrics::MetricsInputs,
+    requester_status::STATUS_WRITE_INTERVAL,
 };
 use crate::{
     platform::{dcgm::DcgmSamples, launcher::LauncherClient},
+    recorder::EventRequest,
     watch::Delta,
 };
 
 impl PairingController {
     /// Schedules a reading of the meter after this delay.
-    pub(super) fn schedule_meter_read(&mut self, after: Duration) {
-        let Some(meter) = self.meter.clone() else { return };
-        self.tasks.spawn(async move {
-            time::sleep(after).await;
-            // The log already has the reason of a failure.
-            FinishedTask::MeterRead(meter.samples().await.ok())
-        });
+    pub(super) fn schedule_meter_read(&mut self, after: Duration, tasks: &mut Tasks) {
+        if self.meter.is_some() {
+            tasks.after(after, FinishedTask::MeterDue);
+        }
     }
 
-    pub(super) fn handle_samples(&mut self, samples: Option<&DcgmSamples>) {
+    fn read_meter(&self, tasks: &mut Tasks) {
+        let Some(meter) = self.meter.clone() else { return };
+        // The log already has the reason of a failure.
+        tasks.spawn(async move { FinishedTask::MeterRead(meter.samples().await.ok()) });
+    }
+
+    fn handle_samples(&mut self, samples: Option<&DcgmSamples>, tasks: &mut Tasks) {
         if let Some(samples) = samples {
             self.facts.apply_samples(samples);
             let events = self.facts.readings(samples, &self.core);
             self.apply_events(events);
         }
         let interval = self.meter.as_ref().map(|meter| meter.interval());
-        interval.into_iter().for_each(|interval| self.schedule_meter_read(interval));
+        interval.into_iter().for_each(|interval| self.schedule_meter_read(interval, tasks));
     }
 
     pub(super) fn handle_pods(&mut self, change: Delta<Pod>) {
@@ -47,6 +51,9 @@ impl PairingController {
             Delta::All { .. } | Delta::Deleted(_) => None,
         };
         let all = matches!(change, Delta::All { .. });
+        if let Delta::All { namespace, .. } = &change {
+            self.listed_namespaces.insert(namespace.clone());
+        }
         let name = match &change {
             Delta::Applied(found) => Some(found.name()),
             Delta::Deleted(name) => Some(name.clone()),
@@ -59,13 +66,13 @@ impl PairingController {
             None => self.pairing_metrics.recount_all(inputs),
         }
         let one = one.as_ref().and_then(|id| self.index.requester(id));
-        let requesters = self.index.requesters().filter(|_| all).chain(one);
-        requesters.for_each(|requester| self.requester_status.mark_due(requester.id.clone()));
+        let listed = all.then(|| self.index.requesters()).into_iter().flatten();
+        listed.chain(one).for_each(|requester| self.requester_status.mark_due(requester.id.clone()));
         self.apply_events(events);
     }
 
     /// Handles an event of a launcher.
-    pub(super) fn handle_launcher_event(&mut self, launcher_event: &LauncherEvent) {
+    pub(super) fn handle_launcher_event(&mut self, launcher_event: &LauncherEvent, tasks: &mut Tasks) {
         if !self.launcher_watches.is_watched(launcher_event) {
             return;
         }
@@ -73,7 +80,7 @@ impl PairingController {
             .core
             .node(&launcher_event.node)
             .and_then(|node| launcher_watches::start_failure(launcher_event, node));
-        if let Some((requester, error)) = failed {
+        if let Some((requester, error)) = failed.filter(|(id, _)| self.index.requester(id).is_some()) {
             self.requester_status.error(requester, error);
         }
         self.apply_events(launcher_watches::events(launcher_event));
@@ -94,12 +101,12 @@ impl PairingController {
             let (launcher, generation) = (Arc::clone(&launcher), engine_state.generation);
             let verification =
                 launcher_watches::verify(launcher, launcher_event.node.clone(), engine, generation);
-            self.tasks.spawn(async move { FinishedTask::EngineVerified(verification.await) });
+            tasks.spawn(async move { FinishedTask::EngineVerified(verification.await) });
         }
         for id in launcher_watches::orphans(launcher_event, node).into_iter().filter(|_| whole) {
             tracing::warn!(node = %launcher_event.node, id, "unknown engine in a launcher, deleting it");
             let launcher = Arc::clone(&launcher);
-            self.tasks.spawn(async move {
+            tasks.spawn(async move {
                 // An engine that does not end appears again in the next list.
                 drop(launcher.delete(&id).await);
                 FinishedTask::EngineVerified(None)
@@ -107,55 +114,56 @@ impl PairingController {
         }
     }
 
-    pub(super) fn handle_finished(&mut self, finished: Result<FinishedTask, JoinError>) {
+    pub(super) fn handle_finished(&mut self, finished: FinishedTask, tasks: &mut Tasks) {
         match finished {
-            Ok(FinishedTask::Command(done)) => {
-                let (
-                    ExecutionResult {
-                        event,
-                        requester,
-                        error,
-                        clears_error: mended,
-                        served,
-                        baseline: before,
-                    },
-                    notices,
-                ) = *done;
-                self.pod_events.send(notices);
-                before.into_iter().for_each(|before| self.baselines.record(before));
-                if let Some(id) = requester {
-                    let requester_pod = self.index.requester(&id).filter(|_| served);
-                    let now = self.executor.clock.now();
-                    if let Some((requester_pod, (path, took))) = requester_pod.and_then(|requester_pod| {
-                        Some((requester_pod, self.actuation_timer.engine_served(requester_pod, now)?))
-                    }) {
-                        self.pod_events.report_served(requester_pod, path, took);
-                    }
-                    match error {
-                        Some(error) => {
-                            if let Some(requester_pod) = self.index.requester(&id) {
-                                self.pod_events.report_failed(requester_pod, &error);
-                            }
-                            self.requester_status.error(id, error);
-                        }
-                        None if mended => self.requester_status.clear_error(&id),
-                        None => {}
+            FinishedTask::Command(done) => {
+                let (result, notices) = *done;
+                self.handle_result(result, notices);
+            }
+            FinishedTask::EngineVerified(event) => self.apply_events(event.into_iter().collect()),
+            FinishedTask::StatusWritten(id) => {
+                tasks.after(STATUS_WRITE_INTERVAL, FinishedTask::StatusDue(id))
+            }
+            FinishedTask::StatusDue(id) => self.requester_status.may_write(id),
+            FinishedTask::MeterDue => self.read_meter(tasks),
+            FinishedTask::MeterRead(samples) => self.handle_samples(samples.as_deref(), tasks),
+            FinishedTask::WaitElapsed { requester, wait } => {
+                self.pod_events.report_waiting(requester, wait, &self.index, tasks);
+            }
+            FinishedTask::PolicyStatusWritten { retry: true } => {
+                tasks.after(POLICY_STATUS_RETRY_DELAY, FinishedTask::PolicyStatusDue);
+            }
+            FinishedTask::PolicyStatusWritten { retry: false } => {}
+            FinishedTask::PolicyStatusDue => self.facts.configs.mark_changed(),
+        }
+    }
+
+    /// Takes a command's result, with the Events to send for it.
+    fn handle_result(&mut self, result: ExecutionResult, notices: Vec<EventRequest>) {
+        let ExecutionResult { event, requester, error, clears_error, served, baseline } = result;
+        self.pod_events.send(notices);
+        baseline.into_iter().for_each(|baseline| self.baselines.record(baseline));
+        if let Some(id) = requester {
+            let requester_pod = self.index.requester(&id).filter(|_| served);
+            let now = self.executor.clock.now();
+            if let Some((requester_pod, (path, took))) = requester_pod.and_then(|requester_pod| {
+                Some((requester_pod, self.actuation_timer.engine_served(requester_pod, now)?))
+            }) {
+                self.pod_events.report_served(requester_pod, path, took);
+            }
+            match error {
+                // No event would clear the error of a requester that is gone.
+                Some(error) => {
+                    if let Some(requester_pod) = self.index.requester(&id) {
+                        self.pod_events.report_failed(requester_pod, &error);
+                        self.requester_status.error(id, error);
                     }
                 }
-                self.apply_events(vec![event]);
+                None if clears_error => self.requester_status.clear_error(&id),
+                None => {}
             }
-            Ok(FinishedTask::Listed(epoch, all)) => self.pending_list = Some((epoch, all)),
-            Ok(FinishedTask::EngineVerified(event)) => self.apply_events(event.into_iter().collect()),
-            Ok(FinishedTask::StatusWritten(id)) => self.requester_status.may_write(id),
-            Ok(FinishedTask::MeterRead(samples)) => self.handle_samples(samples.as_deref()),
-            Ok(FinishedTask::WaitElapsed(id)) => {
-                self.pod_events.report_waiting(id, &self.index, &mut self.tasks)
-            }
-            Ok(FinishedTask::PolicyStatusWritten { retry: true }) => self.facts.configs.mark_changed(),
-            Ok(FinishedTask::PolicyStatusWritten { retry: false }) => {}
-            Err(error) if error.is_cancelled() => {}
-            Err(error) => tracing::error!(%error, "command task panicked"),
         }
+        self.apply_events(vec![event]);
     }
 
     /// Updates the facts with these events and, on the leader, sends them to the pairing logic.
@@ -196,32 +204,26 @@ impl PairingController {
         }
     }
 
-    /// Sends changed facts, and replays the Pods: new facts of a node may complete the view of its Pods.
-    pub(super) fn apply_facts(&mut self) {
+    /// Sends changed facts, and replays the affected Pods: new facts of a node may complete the view of its Pods.
+    pub(super) fn apply_facts(&mut self, tasks: &mut Tasks) {
         let mut events = Vec::new();
-        let configured = self.facts.send_changes(&mut |event| events.push(event));
+        let changes = self.facts.send_changes(&mut |event| events.push(event));
         for (policy, status) in
-            configured.then(|| self.facts.configs.changed_policy_statuses()).into_iter().flatten()
+            changes.configured.then(|| self.facts.configs.changed_policy_statuses()).into_iter().flatten()
         {
             let executor = Arc::clone(&self.executor);
-            self.tasks.spawn(async move {
-                let again = !executor.write_policy_status(&policy, &status).await;
-                if again {
-                    time::sleep(POLICY_STATUS_RETRY_DELAY).await;
-                }
-                FinishedTask::PolicyStatusWritten { retry: again }
+            tasks.spawn(async move {
+                let retry = !executor.write_policy_status(&policy, &status).await;
+                FinishedTask::PolicyStatusWritten { retry }
             });
         }
-        if configured {
+        if changes.configured {
             let now = self.executor.clock.now();
             self.pairing_metrics.recount_all(MetricsInputs { index: &self.index, facts: &self.facts, now });
         }
-        if configured || !events.is_empty() {
-            self.index.replay(&self.facts, &mut |event| events.push(event));
-            self.index
-                .requesters()
-                .for_each(|requester| self.requester_status.mark_due(requester.id.clone()));
-        }
+        self.index.replay(&changes, &self.facts, &mut |event| events.push(event));
+        let requesters = self.index.affected(&changes).filter_map(index::IndexedPod::as_requester);
+        requesters.for_each(|requester| self.requester_status.mark_due(requester.id.clone()));
         self.apply_events(events);
     }
 }

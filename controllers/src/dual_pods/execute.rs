@@ -26,7 +26,11 @@ use rouse_net::{http_client::HttpClientError, lease::TickClock};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{command_context::CommandContext, memory_baseline::MemoryBaseline};
+use super::{
+    command_context::CommandContext,
+    index::{ProviderPod, RequesterPod},
+    memory_baseline::MemoryBaseline,
+};
 use crate::{
     crd::{
         fma::{FmaStatus, GROUP, LauncherPopulationPolicy},
@@ -34,7 +38,10 @@ use crate::{
     },
     dual_pods::{admission_denial, keys},
     metrics::DualPodMetrics,
-    writer::{self, ObjectWriter},
+    writer::{
+        self, ObjectWriter,
+        fence::{Fence, SeenObject},
+    },
 };
 
 /// Shared parts for executing any command.
@@ -48,7 +55,7 @@ pub(super) struct Executor {
 
 /// A command's outcome as an event, with what the requester's user should know.
 #[derive(Debug)]
-pub(super) struct ExecutionResult {
+pub(crate) struct ExecutionResult {
     pub(super) event: PairingEvent,
     /// The requester that the command served.
     pub(super) requester: Option<RequesterId>,
@@ -133,42 +140,68 @@ impl Executor {
     }
 
     /// Writes a requester's annotations. A failure is only logged: the content can be determined again.
-    pub(super) async fn annotate(&self, name: &ObjectName, patch: &Value) {
-        if let Err(failed) = self.patch(name, patch).await {
+    pub(super) async fn annotate(&self, name: &ObjectName, seen: &SeenObject, annotations: &Value) {
+        if let Err(failed) = self.write_annotations(name, seen, annotations).await {
             tracing::debug!(%name, error = failed.text, "requester annotations not written");
         }
     }
 
     /// Writes a requester's status; under Rouse's own key if an admission policy reserves the public project's.
-    pub(super) async fn write_status(&self, name: &ObjectName, id: &RequesterId, text: &str) {
-        let patch =
-            |annotations: Value| json!({"metadata": {"uid": id.as_str(), "annotations": annotations}});
-        let public = patch(json!({keys::STATUS: text, keys::OWN_STATUS: null}));
-        match self.patch(name, &public).await {
+    pub(super) async fn write_status(&self, name: &ObjectName, seen: &SeenObject, text: &str) {
+        let public = json!({keys::STATUS: text, keys::OWN_STATUS: null});
+        match self.write_annotations(name, seen, &public).await {
             Err(ExecutionError { user_facing: true, .. }) => {
-                self.annotate(name, &patch(json!({keys::OWN_STATUS: text}))).await
+                self.annotate(name, seen, &json!({keys::OWN_STATUS: text})).await
             }
             Err(failed) => tracing::debug!(%name, error = failed.text, "requester status not written"),
             Ok(_) => {}
         }
     }
 
+    async fn write_annotations(
+        &self,
+        name: &ObjectName,
+        seen: &SeenObject,
+        annotations: &Value,
+    ) -> ExecutionOutcome {
+        let epoch = self.writer.leadership()?.epoch;
+        let patch = json!({"metadata": {"annotations": annotations}});
+        self.patch(name, &Fence::new(seen.clone(), epoch), &patch).await
+    }
+
     /// Writes a LauncherPopulationPolicy's status. Returns false if a retry may help.
     pub(super) async fn write_policy_status(&self, policy: &ObjectName, status: &FmaStatus) -> bool {
-        let api: Api<LauncherPopulationPolicy> = Api::namespaced(self.client.clone(), &policy.namespace);
-        let object = json!({
-            "apiVersion": format!("{GROUP}/v1alpha1"),
-            "kind": "LauncherPopulationPolicy",
-            "metadata": {"name": policy.name, "namespace": policy.namespace},
-            "status": status,
-        });
-        match self.writer.apply_status(&api, &policy.name, &object).await {
-            Ok(_) | Err(writer::Error::Gone | writer::Error::NotLeading) => true,
+        match self.replace_policy_status(policy, status).await {
+            Ok(()) | Err(writer::Error::Gone | writer::Error::NotLeading) => true,
             Err(error) => {
                 tracing::warn!(%policy, %error, "LauncherPopulationPolicy status not written");
                 false
             }
         }
+    }
+
+    async fn replace_policy_status(
+        &self,
+        policy: &ObjectName,
+        status: &FmaStatus,
+    ) -> Result<(), writer::Error> {
+        let api: Api<LauncherPopulationPolicy> = Api::namespaced(self.client.clone(), &policy.namespace);
+        let found = self.writer.get(&api, &policy.name).await?.ok_or(writer::Error::Gone)?;
+        // A newer generation gets a status of its own.
+        if found.metadata.generation != status.observed_generation {
+            return Ok(());
+        }
+        let object = json!({
+            "apiVersion": format!("{GROUP}/v1alpha1"),
+            "kind": "LauncherPopulationPolicy",
+            "metadata": {
+                "name": policy.name,
+                "namespace": policy.namespace,
+                "resourceVersion": found.metadata.resource_version,
+            },
+            "status": status,
+        });
+        self.writer.apply_status(&api, &policy.name, &object).await.map(drop)
     }
 
     fn pods(&self, name: &ObjectName) -> Api<Pod> {
@@ -179,12 +212,36 @@ impl Executor {
         Ok(self.writer.get(&self.pods(name), &name.name).await?)
     }
 
+    async fn patch_requester(
+        &self,
+        context: &CommandContext,
+        requester: &RequesterPod,
+        patch: &Value,
+    ) -> ExecutionOutcome {
+        self.patch(&requester.name, &context.fence(&requester.seen), patch).await
+    }
+
+    async fn patch_provider(
+        &self,
+        context: &CommandContext,
+        provider: &ProviderPod,
+        patch: &Value,
+    ) -> ExecutionOutcome {
+        self.patch(&provider.name, &context.fence(&provider.seen), patch).await
+    }
+
     /// Applies a strategic merge patch, which keeps others' finalizers. A Pod that is gone needs no change.
-    async fn patch(&self, name: &ObjectName, patch: &Value) -> ExecutionOutcome {
-        match self.writer.patch_strategic(&self.pods(name), &name.name, patch).await {
-            Ok(_) | Err(writer::Error::Gone) => Ok(CommandReply::Done),
+    async fn patch(&self, name: &ObjectName, fence: &Fence, patch: &Value) -> ExecutionOutcome {
+        match Box::pin(self.writer.patch_fenced(&self.pods(name), &name.name, fence, patch)).await {
+            Ok(()) | Err(writer::Error::Gone) => Ok(CommandReply::Done),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Deletes this Pod, unless another leader has written it since the decision.
+    async fn delete(&self, name: &ObjectName, fence: &Fence) -> ExecutionOutcome {
+        Box::pin(self.writer.delete_fenced(&self.pods(name), &name.name, fence)).await?;
+        Ok(CommandReply::Done)
     }
 
     fn now(&self) -> Tick {

@@ -7,7 +7,9 @@
 
 mod last_sent;
 mod meter_samples;
+mod node_facts;
 mod observed_node;
+mod tracked_set;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,17 +20,18 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use rouse::{
     model::AcceleratorId,
     pairing::{
-        event::{CommandReply, EngineRecord, MemorySizes, PairingEvent, RequestedEngine},
+        event::{CommandReply, EngineRecord, PairingEvent, RequestedEngine},
         ids::{EngineFingerprint, LauncherBuild, NodeName, ProviderId, ProviderMode},
     },
-    units::Bytes,
 };
 use rouse_config::LORA_AT_LEVEL_2;
 
+pub(super) use self::last_sent::FactChanges;
 pub use self::observed_node::NODE_READY_CONDITION;
 use self::{
-    last_sent::LastSentFacts,
+    last_sent::{DirtyFacts, LastSentFacts},
     observed_node::{ObservedNode, parse_gpu_map},
+    tracked_set::TrackedSet,
 };
 use super::{
     fma_configs::{self, FmaConfigs},
@@ -38,7 +41,7 @@ use super::{
 };
 use crate::{
     crd::fma::LauncherConfig,
-    dual_pods::{access::AcceleratorAccess, keys, record::MemoryRequest},
+    dual_pods::{access::AcceleratorAccess, keys},
     index::{PoolTerms, Resolved, ResolvedNode},
     platform::launcher::pod::LauncherRevision,
     watch::{Delta, WatchedObject},
@@ -56,7 +59,7 @@ pub(super) struct ClusterFacts {
     resolved_pools: Arc<Resolved>,
     /// `None` if there is no such ConfigMap.
     gpu_map: Option<BTreeMap<NodeName, AcceleratorIndices>>,
-    /// Accelerators that were seen assigned to a Pod on each node.
+    /// Accelerators that were seen assigned to a Pod on each node, while the node exists.
     assigned_accelerators: BTreeMap<NodeName, BTreeSet<AcceleratorId>>,
     /// Configurations of launchers and their engines, by name.
     pub(super) configs: FmaConfigs,
@@ -64,15 +67,17 @@ pub(super) struct ClusterFacts {
     faults: BTreeMap<AcceleratorId, String>,
     /// Template revisions of engines with their own Pods.
     revisions: TemplateRevisions,
-    /// Engines of launchers.
-    fingerprints: BTreeSet<EngineFingerprint>,
+    /// Engines of InferenceServerConfigs in launchers.
+    fingerprints: TrackedSet<EngineFingerprint>,
     /// Sources of the launchers that were seen.
     sources: BTreeMap<LauncherBuild, LauncherRevision>,
-    launchers: BTreeMap<(NodeName, AcceleratorId), ExistingLauncher>,
+    /// The launchers on each node.
+    launchers: BTreeMap<NodeName, BTreeMap<AcceleratorId, ExistingLauncher>>,
     /// Number of engines and launcher sources that the last cleanup kept.
     retained: usize,
-    /// Facts last sent to the pairing logic, and whether any changed since.
+    /// Facts last sent to the pairing logic, and which may differ now; `changed` if there are any.
     last_sent: LastSentFacts,
+    dirty: DirtyFacts,
     changed: bool,
 }
 
@@ -102,54 +107,87 @@ impl ClusterFacts {
     }
 
     pub(super) fn apply_nodes(&mut self, change: Delta<Node>) {
-        self.changed = true;
-        let saw = |nodes: &mut BTreeMap<NodeName, ObservedNode>, found: WatchedObject<Node>| {
-            // A node that cannot be parsed still exists.
+        // A node that cannot be parsed still exists.
+        let observe = |found: WatchedObject<Node>| {
             let name = NodeName::from(found.name().name);
-            nodes.insert(name, found.readable().as_ref().map(ObservedNode::of).unwrap_or_default());
+            (name, found.readable().as_deref().map(ObservedNode::of).unwrap_or_default())
         };
         match change {
             Delta::All { objects, .. } => {
-                self.nodes.clear();
                 self.listed = true;
-                objects.into_iter().for_each(|found| saw(&mut self.nodes, found));
+                let listed: BTreeMap<_, _> = objects.into_iter().map(observe).collect();
+                let missing = self.nodes.keys().filter(|name| !listed.contains_key(*name));
+                let missing: Vec<NodeName> = missing.cloned().collect();
+                missing.iter().for_each(|name| self.set_node(name, None));
+                listed.into_iter().for_each(|(name, node)| self.set_node(&name, Some(node)));
+                // Pods may be listed before nodes.
+                let nodes = &self.nodes;
+                self.assigned_accelerators.retain(|name, _| nodes.contains_key(name));
             }
-            Delta::Applied(found) => saw(&mut self.nodes, *found),
-            Delta::Deleted(name) => {
-                self.nodes.remove(&NodeName::from(name.name));
+            Delta::Applied(found) => {
+                let (name, node) = observe(found);
+                self.set_node(&name, Some(node));
+            }
+            Delta::Deleted(name) => self.set_node(&NodeName::from(name.name), None),
+        }
+    }
+
+    /// Stores a node. Kubelets update their nodes' statuses all the time, and mostly in fields that are not read.
+    fn set_node(&mut self, name: &NodeName, node: Option<ObservedNode>) {
+        if self.nodes.get(name) == node.as_ref() {
+            return;
+        }
+        self.mark_node(name);
+        match node {
+            Some(node) => drop(self.nodes.insert(name.clone(), node)),
+            None => {
+                self.nodes.remove(name);
+                self.assigned_accelerators.remove(name);
             }
         }
     }
 
     /// Applies a change of the one ConfigMap of that name.
     pub(super) fn apply_gpu_map(&mut self, change: Delta<ConfigMap>) {
-        self.changed = true;
-        self.gpu_map = match change {
+        let map = match change {
             Delta::All { objects, .. } => {
                 objects.into_iter().find_map(WatchedObject::readable).map(|map| parse_gpu_map(&map))
             }
             Delta::Applied(found) => found.readable().map(|map| parse_gpu_map(&map)),
             Delta::Deleted(_) => None,
         };
+        let before = std::mem::replace(&mut self.gpu_map, map);
+        // Without a map, UUIDs suffice. So a node that no map lists differs, too, once there is a map.
+        let of = |map: &Option<BTreeMap<NodeName, AcceleratorIndices>>, node: &NodeName| {
+            map.as_ref().map(|map| map.get(node).cloned())
+        };
+        self.mark_nodes_if(|facts, node| of(&before, node) != of(&facts.gpu_map, node));
     }
 
     pub(super) fn set_resolved_pools(&mut self, resolved: Arc<Resolved>) {
-        (self.resolved_pools, self.changed) = (resolved, true);
+        let before = std::mem::replace(&mut self.resolved_pools, resolved);
+        let now = &self.resolved_pools;
+        // Most changes concern models alone, and share the rest.
+        if !Arc::ptr_eq(&before.pools, &now.pools) || !Arc::ptr_eq(&before.nodes, &now.nodes) {
+            self.mark_nodes_if(|facts, node| pool_of(&before, node) != facts.node_pool(node));
+        }
     }
 
-    /// Records the accelerators and launcher engines that an event shows.
+    fn mark_nodes_if(&mut self, is_changed: impl Fn(&Self, &NodeName) -> bool) {
+        let facts = &*self;
+        let changed = facts.nodes.keys().filter(|&node| is_changed(facts, node));
+        let changed: Vec<NodeName> = changed.cloned().collect();
+        changed.iter().for_each(|node| self.mark_node(node));
+    }
+
+    /// Records the accelerators that an event shows.
     pub(super) fn observe_event(&mut self, event: &PairingEvent) {
         match event {
             PairingEvent::RequesterObserved { node, observed, .. } => {
                 self.record_assigned(node, &observed.accelerators)
             }
-            PairingEvent::ProviderObserved { node, provider, observed } => {
+            PairingEvent::ProviderObserved { node, provider, .. } => {
                 self.record_assigned(node, &provider.accelerators);
-                let engines = observed.records.iter().map(|record| &record.engine);
-                let inside = engines.filter(|engine| engine.mode == ProviderMode::Launcher);
-                for fingerprint in inside.map(|engine| engine.fingerprint) {
-                    self.changed |= self.fingerprints.insert(fingerprint);
-                }
             }
             PairingEvent::Outcome { node, result: Ok(CommandReply::Accelerators(found)), .. } => {
                 self.record_assigned(node, found)
@@ -158,9 +196,11 @@ impl ClusterFacts {
             | PairingEvent::ProviderVanished { node, provider, .. }
                 if provider.is_launcher() =>
             {
-                let locations = provider.accelerators.iter().map(|a| (node.clone(), a.clone()));
-                let removed = locations.filter(|location| self.launchers.remove(location).is_some()).count();
-                self.changed |= removed > 0;
+                let Some(launchers) = self.launchers.get_mut(node) else { return };
+                let removed = provider.accelerators.iter().filter(|a| launchers.remove(*a).is_some()).count();
+                if removed > 0 {
+                    self.mark_node(node);
+                }
             }
             _ => {}
         }
@@ -168,15 +208,23 @@ impl ClusterFacts {
 
     /// Records which engine the requester's template revision currently requests.
     pub(super) fn observe_requester(&mut self, requester: &RequesterPod, requested: &RequestedEngine) {
-        if let Some(revision) = requester.revision.as_ref().filter(|_| requested.mode == ProviderMode::Sleep)
-        {
+        let is_patched = requested.mode == ProviderMode::Sleep || requester.patched_launcher().is_some();
+        if let Some(revision) = requester.revision.as_ref().filter(|_| is_patched) {
             let namespace = &requester.name.namespace;
             self.changed |=
                 self.revisions.observe(namespace, revision, requested.fingerprint, Some(requester.created));
         }
     }
 
+    /// Records a provider's engines: who may still ask for them depends on what they were made from.
     pub(super) fn observe_provider(&mut self, provider: &ProviderPod, records: &[EngineRecord]) {
+        // No InferenceServerConfig belongs to the engines of a server patch, so none can make them obsolete.
+        if !provider.source.as_ref().is_some_and(LauncherRevision::is_of_patch) {
+            let engines = records.iter().map(|record| &record.engine);
+            for engine in engines.filter(|engine| engine.mode == ProviderMode::Launcher) {
+                self.changed |= self.fingerprints.insert(engine.fingerprint);
+            }
+        }
         let Some(revision) = &provider.revision else { return };
         for record in records.iter().filter(|record| record.engine.mode == ProviderMode::Sleep) {
             let namespace = &provider.name.namespace;
@@ -192,11 +240,16 @@ impl ClusterFacts {
         source: &LauncherRevision,
         used: bool,
     ) {
-        self.changed |= self.sources.insert(source.build(), source.clone()).is_none();
-        for accelerator in id.accelerators.iter() {
-            let (location, launcher) =
-                ((node.clone(), accelerator.clone()), ExistingLauncher { config: source.config_key(), used });
-            self.changed |= self.launchers.insert(location, launcher.clone()) != Some(launcher);
+        if self.sources.insert(source.build(), source.clone()).is_none() {
+            (self.dirty.builds, self.changed) = (true, true);
+        }
+        let launcher = ExistingLauncher { config: source.config_key(), used };
+        let launchers = self.launchers.entry(node.clone()).or_default();
+        let is_new = |a: &&AcceleratorId| launchers.get(*a) != Some(&launcher);
+        let new: Vec<_> = id.accelerators.iter().filter(is_new).cloned().collect();
+        if !new.is_empty() {
+            launchers.extend(new.into_iter().map(|a| (a, launcher.clone())));
+            self.mark_node(node);
         }
     }
 
@@ -206,17 +259,21 @@ impl ClusterFacts {
         node: &NodeName,
         launcher: &ProviderId,
     ) -> Option<&Arc<LauncherConfig>> {
-        let location = (node.clone(), launcher.accelerators.first()?.clone());
-        self.configs.launcher_config(self.last_sent.launcher_configs.get(&location)?)
+        let configs = &self.last_sent.nodes.get(node)?.launcher_configs;
+        self.configs.launcher_config(configs.get(launcher.accelerators.first()?)?)
     }
 
+    /// The Pods of a node are deleted later than the node, and observed again when it appears.
     fn record_assigned(&mut self, node: &NodeName, accelerators: &[AcceleratorId]) {
+        if self.listed && !self.has_node(node) {
+            return;
+        }
         let unknown =
             |a: &&AcceleratorId| self.assigned_accelerators.get(node).is_none_or(|known| !known.contains(*a));
         let new: Vec<_> = accelerators.iter().filter(unknown).cloned().collect();
         if !new.is_empty() {
-            self.changed = true;
             self.assigned_accelerators.entry(node.clone()).or_default().extend(new);
+            self.mark_node(node);
         }
     }
 
@@ -235,52 +292,21 @@ impl ClusterFacts {
         self.nodes.contains_key(node)
     }
 
-    /// Completes the requested sizes with defaults from the node's accelerators.
-    ///
-    /// `kv_cache`: the part of each accelerator's memory that holds no weights, if known. `resources`: the requested
-    /// amounts of extended resources, which include the number of accelerators.
-    pub(super) fn sizes(
-        &self,
-        node: &NodeName,
-        request: &MemoryRequest,
-        kv_cache: Option<Bytes>,
-        resources: &BTreeMap<String, u32>,
-    ) -> Result<MemorySizes, SpecResolveError> {
-        let (resolved_node, terms) =
-            self.node_pool(node).ok_or_else(|| SpecResolveError::NoPool(node.clone()))?;
-        if let Some(key) = self.missing_taint(node, terms) {
-            return Err(SpecResolveError::Untainted { node: node.clone(), key: key.clone() });
-        }
-        let least = resolved_node.capacities.by_uuid.values().copied().filter(|c| *c > Bytes::ZERO).min();
-        let capacity = least
-            .or(resolved_node.capacities.unlisted_each)
-            .ok_or_else(|| SpecResolveError::NoCapacity(node.clone()))?;
-        let kept = terms.sleeping_memory.unwrap_or_default();
-        let awake = request.awake.unwrap_or_else(|| capacity.saturating_sub(kept));
-        let count = resources.get(&terms.resource).copied().unwrap_or(1).max(1);
-        // Host RAM is reserved before the sleep, so an undeclared size must be an upper bound.
-        let weights = awake.saturating_sub(kv_cache.unwrap_or_default()).0.saturating_mul(u64::from(count));
-        let host = request.host.unwrap_or(Bytes(weights));
-        Ok(MemorySizes { awake, asleep: request.asleep.min(awake), host })
-    }
-
-    /// Returns the key of the pool's taint if the node has no taint with that key.
-    fn missing_taint<'a>(&self, node: &NodeName, terms: &'a PoolTerms) -> Option<&'a String> {
-        let has =
-            |key: &String| self.nodes.get(node).is_some_and(|node_facts| node_facts.taints.contains(key));
-        terms.taint.as_ref().filter(|key| !has(key))
-    }
-
     /// Returns how a Pod gets access to accelerators on that node.
     pub(super) fn access(&self, node: &NodeName) -> Option<AcceleratorAccess> {
         self.node_pool(node).map(|(_, terms)| AcceleratorAccess::of(terms))
     }
 
     fn node_pool(&self, node: &NodeName) -> Option<(&ResolvedNode, &PoolTerms)> {
-        let resolved_node = self.resolved_pools.nodes.get(node.as_str())?;
-        let terms = self.resolved_pools.pools.get(resolved_node.pool.as_ref()?)?.terms.as_deref()?;
-        Some((resolved_node, terms))
+        pool_of(&self.resolved_pools, node)
     }
+}
+
+/// Returns the node as its pool knows it, and the pool's terms.
+fn pool_of<'a>(resolved: &'a Resolved, node: &NodeName) -> Option<(&'a ResolvedNode, &'a PoolTerms)> {
+    let resolved_node = resolved.nodes.get(node.as_str())?;
+    let terms = resolved.pools.get(resolved_node.pool.as_ref()?)?.terms.as_deref()?;
+    Some((resolved_node, terms))
 }
 
 #[cfg(test)]

@@ -33,6 +33,8 @@ pub(super) struct FmaConfigs {
     /// Number of initial lists of each kind.
     expected_lists: usize,
     engines: FmaObjects<InferenceServerConfig>,
+    /// The fingerprint of each InferenceServerConfig's engines without a served name.
+    fingerprints: BTreeMap<ObjectName, EngineFingerprint>,
     launchers: FmaObjects<LauncherConfig>,
     policies: PopulationPolicies,
     /// The build of each LauncherConfig's next launchers, by namespace and label of the LauncherConfig.
@@ -93,7 +95,7 @@ impl<K: Resource> FmaObjects<K> {
                 objects.into_iter().for_each(|found| self.upsert(found));
                 self.listed.insert(namespace);
             }
-            Delta::Applied(found) => self.upsert(*found),
+            Delta::Applied(found) => self.upsert(found),
             Delta::Deleted(name) => drop(self.objects.remove(&name)),
         }
     }
@@ -102,7 +104,7 @@ impl<K: Resource> FmaObjects<K> {
     fn upsert(&mut self, found: WatchedObject<K>) {
         let name = found.name();
         if let Some(object) = found.readable() {
-            self.objects.insert(name, Arc::new(object));
+            self.objects.insert(name, object);
         }
     }
 }
@@ -114,8 +116,26 @@ impl FmaConfigs {
     }
 
     pub(super) fn apply_server_configs(&mut self, change: Delta<InferenceServerConfig>) {
+        let name = match &change {
+            Delta::Applied(found) => Some(found.name()),
+            Delta::Deleted(name) => Some(name.clone()),
+            Delta::All { .. } => None,
+        };
         self.engines.apply(change);
         self.changed = true;
+        let of =
+            |config: &InferenceServerConfig| launcher::fingerprint(&config.spec.model_server_config, None);
+        match name {
+            Some(name) => {
+                self.fingerprints.remove(&name);
+                let config = self.engines.objects.get(&name);
+                self.fingerprints.extend(config.map(|config| (name, of(config))));
+            }
+            None => {
+                let all = self.engines.objects.iter().map(|(name, config)| (name.clone(), of(config)));
+                self.fingerprints = all.collect();
+            }
+        }
     }
 
     pub(super) fn apply_launcher_configs(&mut self, change: Delta<LauncherConfig>) {
@@ -199,6 +219,9 @@ impl FmaConfigs {
 
     /// Returns the policy for launchers of this source; `None` if it is unknown, or if no replacement can be made.
     pub(super) fn build_policy(&self, source: &LauncherRevision) -> Option<LauncherBuildPolicy> {
+        if source.is_of_patch() {
+            return Some(LauncherBuildPolicy::default());
+        }
         match self.sources.get(&source.config_key()) {
             Some(config) if config.valid => Some(LauncherBuildPolicy {
                 obsolete: config.source.hash != source.hash,
@@ -236,10 +259,7 @@ impl FmaConfigs {
 
     /// Whether a requester may request such an engine again; `None` while unknown.
     pub(super) fn template_status(&self, fingerprint: EngineFingerprint) -> Option<TemplateStatus> {
-        let is_of = |config: &Arc<InferenceServerConfig>| {
-            launcher::matches_server(&config.spec.model_server_config, fingerprint)
-        };
-        if self.engines.objects.values().any(is_of) {
+        if self.fingerprints.values().any(|own| launcher::same_server(*own, fingerprint)) {
             return Some(TemplateStatus::Current);
         }
         self.is_complete().then_some(TemplateStatus::Obsolete)
@@ -280,7 +300,7 @@ mod tests {
     fn object<K: serde::de::DeserializeOwned>(kind: &str, spec: &Value) -> WatchedObject<K> {
         let object = json!({"apiVersion": "fma.llm-d.ai/v1alpha1", "kind": kind,
             "metadata": {"name": "one", "namespace": "chat"}, "spec": spec});
-        WatchedObject::Readable(serde_json::from_value(object).unwrap())
+        WatchedObject::from(serde_json::from_value::<K>(object).unwrap())
     }
 
     fn engine(options: &str) -> WatchedObject<InferenceServerConfig> {
@@ -300,22 +320,22 @@ mod tests {
         configs.apply_server_configs(all(vec![]));
         configs.apply_launcher_configs(all(vec![]));
         assert_eq!(error_of(&configs), Error::NoConfig(name.clone()));
-        configs.apply_server_configs(Delta::Applied(Box::new(engine("--model a"))));
+        configs.apply_server_configs(Delta::Applied(engine("--model a")));
         assert_eq!(error_of(&configs), Error::NoLauncher(name.clone()));
         let bare = json!({"podTemplate": {"spec": {"containers": []}}});
-        configs.apply_launcher_configs(Delta::Applied(Box::new(object("LauncherConfig", &bare))));
+        configs.apply_launcher_configs(Delta::Applied(object("LauncherConfig", &bare)));
         assert!(
             error_of(&configs).to_string().starts_with("LauncherConfig chat/one: podTemplate"),
             "{configs:?}"
         );
         let whole = json!({"podTemplate": {"spec": {"containers": [{"name": "inference-server"}]}}});
-        configs.apply_launcher_configs(Delta::Applied(Box::new(object("LauncherConfig", &whole))));
+        configs.apply_launcher_configs(Delta::Applied(object("LauncherConfig", &whole)));
         let first =
             [None, Some("a"), Some("another")].map(|served| configs.fingerprint(&name, served).unwrap());
         assert_eq!(first.map(|one| configs.template_status(one)), [Some(TemplateStatus::Current); 3]);
-        configs.apply_server_configs(Delta::Applied(Box::new(engine("--model b"))));
+        configs.apply_server_configs(Delta::Applied(engine("--model b")));
         assert_eq!(first.map(|one| configs.template_status(one)), [Some(TemplateStatus::Obsolete); 3]);
-        configs.apply_server_configs(Delta::Applied(Box::new(engine("--model 'b"))));
+        configs.apply_server_configs(Delta::Applied(engine("--model 'b")));
         assert!(error_of(&configs).to_string().contains("modelServerConfig.options"));
         assert!(configs.take_changed() && !configs.take_changed());
     }
@@ -334,16 +354,20 @@ mod tests {
         assert_eq!(configs.build(&ObjectName::new("chat", "one")), Some(source.build()));
         let terms = |obsolete, most| Some(LauncherBuildPolicy { obsolete, max_engines: most });
         assert_eq!(configs.build_policy(&source), terms(false, Some(2)));
-        configs.apply_launcher_configs(Delta::Applied(Box::new(config("a", 3))));
+        configs.apply_launcher_configs(Delta::Applied(config("a", 3)));
         assert_eq!(configs.build_policy(&source), terms(false, Some(3)));
-        configs.apply_launcher_configs(Delta::Applied(Box::new(config("b", 3))));
+        configs.apply_launcher_configs(Delta::Applied(config("b", 3)));
         assert_eq!(configs.build_policy(&source), terms(true, Some(3)));
         assert_ne!(configs.build(&ObjectName::new("chat", "one")), Some(source.build()));
-        configs.apply_launcher_configs(Delta::Applied(Box::new(config("b", 0))));
+        configs.apply_launcher_configs(Delta::Applied(config("b", 0)));
         assert_eq!(configs.build_policy(&source), None, "nothing could be made in its stead");
         configs.apply_launcher_configs(Delta::Deleted(ObjectName::new("chat", "one")));
         assert_eq!(configs.build_policy(&source), terms(true, None));
         assert_eq!(FmaConfigs::new(1).build_policy(&source), None);
+        let of_patch = LauncherRevision::of_patch("chat", &crate::crd::PodTemplateJson::default());
+        for configs in [configs, FmaConfigs::new(1)] {
+            assert_eq!(configs.build_policy(&of_patch), terms(false, None), "it needs no LauncherConfig");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Index of the Pods of dual pods, as last observed, by their pairing ids.
 
+mod node_pods;
 mod pod_status;
 mod provider;
 mod requester;
@@ -11,17 +12,21 @@ use rouse::{
     model::AcceleratorId,
     pairing::{
         event::{EngineRecord, PairingEvent, ProviderPhase, RequestedEngine},
-        ids::{NodeName, PairingEngineId, ProviderId, ProviderMode, RequesterId, Uid},
+        ids::{NodeName, PairingEngineId, ProviderId, ProviderMode, RequesterId},
     },
 };
 
+use self::node_pods::NodePods;
 pub(super) use self::{provider::ProviderPod, requester::RequesterPod};
-use super::facts::ClusterFacts;
+use super::{
+    facts::{ClusterFacts, FactChanges},
+    launcher_watches::LauncherLocation,
+};
 use crate::{
     crd::ledger::ObjectName,
     dual_pods::{keys, record},
     platform::launcher::pod as launchers,
-    watch::{self, Delta, WatchedObject},
+    watch::{Delta, WatchedObject},
 };
 
 /// All observed Pods that still exist.
@@ -30,15 +35,13 @@ pub(super) struct PodIndex {
     /// Mode of requesters that do not set one.
     mode: ProviderMode,
     pods: BTreeMap<ObjectName, IndexedPod>,
-    /// Pods that a list has shown before the watch. A deletion that the watch reports is of an earlier Pod of that
-    /// name.
-    ahead_of_watch: BTreeSet<ObjectName>,
-    /// Watch events since the lists were requested; some are newer than the lists.
-    deferred: Option<Vec<Delta<Pod>>>,
     requesters: BTreeMap<RequesterId, ObjectName>,
-    providers: BTreeMap<(NodeName, ProviderId), ObjectName>,
-    /// Failure of the last failed provider on an accelerator, until a provider is ready there.
-    container_failures: BTreeMap<(NodeName, AcceleratorId), String>,
+    /// The Pods of each node that has any.
+    nodes: BTreeMap<NodeName, NodePods>,
+    /// Launchers that changed since [`Self::take_changed_launchers`].
+    changed_launchers: BTreeSet<LauncherLocation>,
+    /// Failure of the last failed provider on an accelerator, until a provider is ready there or its node has no Pod.
+    container_failures: BTreeMap<NodeName, BTreeMap<AcceleratorId, String>>,
 }
 
 /// A Pod's role.
@@ -53,38 +56,34 @@ impl PodIndex {
         Self {
             mode,
             pods: BTreeMap::new(),
-            ahead_of_watch: BTreeSet::new(),
-            deferred: None,
             requesters: BTreeMap::new(),
-            providers: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            changed_launchers: BTreeSet::new(),
             container_failures: BTreeMap::new(),
         }
     }
 
     /// Returns the failure of the last provider on one of these accelerators.
     pub(super) fn container_failure(&self, node: &NodeName, on: &[AcceleratorId]) -> Option<&str> {
-        on.iter()
-            .find_map(|accelerator| self.container_failures.get(&(node.clone(), accelerator.clone())))
-            .map(String::as_str)
+        let failures = self.container_failures.get(node)?;
+        on.iter().find_map(|accelerator| failures.get(accelerator)).map(String::as_str)
     }
 
     fn record_container_failure(&mut self, provider: &ProviderPod) {
-        for accelerator in provider.id.accelerators.iter() {
-            let key = || (provider.node.clone(), accelerator.clone());
-            // A provider that serves after a restart still reports its former end.
-            if provider.observed.phase == ProviderPhase::Ready {
-                self.container_failures.remove(&key());
-            } else if let Some(failure) = &provider.container_failure {
-                self.container_failures.insert(key(), failure.clone());
+        let accelerators = provider.id.accelerators.iter();
+        // A provider that serves after a restart still reports its former end.
+        if provider.observed.phase == ProviderPhase::Ready {
+            if let Some(failures) = self.container_failures.get_mut(&provider.node) {
+                accelerators.for_each(|accelerator| drop(failures.remove(accelerator)));
             }
+        } else if let Some(failure) = &provider.container_failure {
+            let failures = self.container_failures.entry(provider.node.clone()).or_default();
+            failures.extend(accelerators.map(|accelerator| (accelerator.clone(), failure.clone())));
         }
     }
 
     pub(super) fn requester(&self, id: &RequesterId) -> Option<&RequesterPod> {
-        match self.pods.get(self.requesters.get(id)?)? {
-            IndexedPod::Requester(requester) => Some(requester),
-            IndexedPod::Provider(_) => None,
-        }
+        self.pods.get(self.requesters.get(id)?)?.as_requester()
     }
 
     pub(super) fn requesters(&self) -> impl Iterator<Item = &RequesterPod> {
@@ -101,49 +100,19 @@ impl PodIndex {
     }
 
     pub(super) fn provider(&self, node: &NodeName, id: &ProviderId) -> Option<&ProviderPod> {
-        match self.pods.get(self.providers.get(&(node.clone(), id.clone()))?)? {
+        self.provider_pod(self.nodes.get(node)?.provider(id)?)
+    }
+
+    fn provider_pod(&self, name: &ObjectName) -> Option<&ProviderPod> {
+        match self.pods.get(name)? {
             IndexedPod::Provider(provider) => Some(provider),
             IndexedPod::Requester(_) => None,
         }
     }
 
-    /// Holds watch events back from here on until the requested lists are applied.
-    pub(super) fn defer_changes(&mut self) {
-        self.deferred.get_or_insert_default();
-    }
-
-    /// Applies the deferred watch events without emitting pairing events.
-    pub(super) fn apply_deferred(&mut self, facts: &ClusterFacts) {
-        for change in self.deferred.take().unwrap_or_default() {
-            self.apply(change, facts, &mut drop);
-        }
-    }
-
-    /// Applies lists, which may be ahead of the watch, and then the deferred watch events.
-    pub(super) fn apply_lists(&mut self, lists: Vec<Delta<Pod>>, facts: &ClusterFacts) {
-        let late = self.deferred.take();
-        let before: BTreeMap<ObjectName, String> =
-            self.pods.iter().map(|(name, role)| (name.clone(), role.uid().to_owned())).collect();
-        lists.into_iter().for_each(|all| self.apply(all, facts, &mut drop));
-        let new =
-            self.pods.iter().filter(|(name, role)| before.get(*name).is_none_or(|uid| uid != role.uid()));
-        self.ahead_of_watch.extend(new.map(|(name, _)| name.clone()));
-        self.deferred = late;
-        self.apply_deferred(facts);
-    }
-
-    /// Returns the launchers that accept calls, with their nodes.
-    pub(super) fn launchers(&self) -> impl Iterator<Item = (&NodeName, &ProviderId, &ProviderPod)> {
-        let all = self.providers.keys().filter_map(|(node, id)| Some((node, id, self.provider(node, id)?)));
-        all.filter(|(_, id, provider)| {
-            id.is_launcher() && provider.observed.phase == ProviderPhase::Ready && !provider.observed.deleting
-        })
-    }
-
-    /// Returns the UIDs of all launchers' Pods, ready or not.
-    pub(super) fn launcher_uids(&self) -> impl Iterator<Item = &Uid> {
-        let launchers = self.providers.keys().filter(|(_, id)| id.is_launcher());
-        launchers.filter_map(|(node, id)| self.provider(node, id)).map(|provider| &provider.uid)
+    /// Takes the launchers that were created, updated or removed since the last call.
+    pub(super) fn take_changed_launchers(&mut self) -> BTreeSet<LauncherLocation> {
+        std::mem::take(&mut self.changed_launchers)
     }
 
     /// Returns the ports of a node's launcher engines, as recorded on the Pods.
@@ -151,11 +120,8 @@ impl PodIndex {
         &'a self,
         node: &'a NodeName,
     ) -> impl Iterator<Item = (&'a PairingEngineId, u16)> {
-        let of = move |(at, id): &'a (NodeName, ProviderId)| {
-            if at == node && id.is_launcher() { self.provider(at, id) } else { None }
-        };
-        let all = self.providers.keys().filter_map(of);
-        all.flat_map(|provider| {
+        let launchers = self.nodes.get(node).into_iter().flat_map(NodePods::launchers);
+        launchers.filter_map(|name| self.provider_pod(name)).flat_map(|provider| {
             provider.engines.iter().map(|(engine, launcher_engine)| (engine, launcher_engine.port))
         })
     }
@@ -167,10 +133,6 @@ impl PodIndex {
         facts: &ClusterFacts,
         emit: &mut impl FnMut(PairingEvent),
     ) {
-        if let Some(late) = &mut self.deferred {
-            late.push(change);
-            return;
-        }
         match change {
             Delta::All { namespace, objects } => {
                 let listed: BTreeMap<ObjectName, WatchedObject<Pod>> =
@@ -183,57 +145,80 @@ impl PodIndex {
                     .cloned()
                     .collect();
                 removed.iter().for_each(|name| self.remove(name, emit));
-                self.ahead_of_watch.retain(|name| !in_scope(name));
                 listed
                     .into_values()
                     .filter_map(WatchedObject::readable)
                     .for_each(|pod| self.upsert(&pod, facts, emit));
             }
             Delta::Applied(found) => {
-                let (name, uid) = (found.name(), found.metadata().uid.clone());
-                let known = self.pods.get(&name);
-                let same = known.filter(|role| uid.as_deref() == Some(role.uid()));
-                if self.ahead_of_watch.contains(&name) && same.is_none() {
-                    return;
-                }
-                self.ahead_of_watch.remove(&name);
-                // The list was newer.
-                let stale = same.is_some_and(|role| role.version() > watch::version(found.metadata()));
-                if let Some(pod) = found.readable().filter(|_| !stale) {
+                if let Some(pod) = found.readable() {
                     self.upsert(&pod, facts, emit);
                 }
             }
-            Delta::Deleted(name) if self.ahead_of_watch.contains(&name) => {}
             Delta::Deleted(name) => self.remove(&name, emit),
         }
     }
 
-    /// Emits the events of all Pods again.
-    pub(super) fn replay(&self, facts: &ClusterFacts, emit: &mut impl FnMut(PairingEvent)) {
-        self.pods.values().for_each(|role| self.emit(role, facts, emit));
+    /// Returns the Pods that these changes may affect.
+    pub(super) fn affected<'a>(&'a self, changes: &'a FactChanges) -> impl Iterator<Item = &'a IndexedPod> {
+        let everywhere = changes.everywhere.then(|| self.pods.values()).into_iter().flatten();
+        let nodes = changes.nodes.iter().filter(|_| !changes.everywhere);
+        let names = nodes.filter_map(|node| self.nodes.get(node)).flat_map(NodePods::names);
+        everywhere.chain(names.filter_map(|name| self.pods.get(name)))
+    }
+
+    /// Emits the events of the affected Pods again.
+    pub(super) fn replay(
+        &self,
+        changes: &FactChanges,
+        facts: &ClusterFacts,
+        emit: &mut impl FnMut(PairingEvent),
+    ) {
+        self.affected(changes).for_each(|role| self.emit(role, facts, emit));
     }
 
     fn upsert(&mut self, pod: &Pod, facts: &ClusterFacts, emit: &mut impl FnMut(PairingEvent)) {
-        let Some(role) = IndexedPod::of(pod, self.mode) else { return };
-        // Another Pod of the same name: the earlier Pod's deletion was not seen.
-        if self.pods.get(role.name()).is_some_and(|before| before.uid() != role.uid()) {
-            let name = role.name().clone();
+        // Another Pod of the same name, of any role: the earlier Pod's deletion was not seen.
+        let name = ObjectName::new(pod.namespace().unwrap_or_default(), pod.name_any());
+        if self.pods.get(&name).is_some_and(|before| pod.metadata.uid.as_deref() != Some(before.uid())) {
             self.remove(&name, emit);
         }
-        match &role {
-            IndexedPod::Requester(requester) => {
-                drop(self.requesters.insert(requester.id.clone(), requester.name.clone()))
-            }
-            IndexedPod::Provider(provider) => {
-                drop(
-                    self.providers
-                        .insert((provider.node.clone(), provider.id.clone()), provider.name.clone()),
-                );
-                self.record_container_failure(provider);
-            }
+        let Some(role) = IndexedPod::of(pod, self.mode) else { return };
+        if let Some(before) = self.pods.remove(role.name()) {
+            self.unlink(&before);
+        }
+        self.link(&role);
+        if let IndexedPod::Provider(provider) = &role {
+            self.record_container_failure(provider);
         }
         self.emit(&role, facts, emit);
         self.pods.insert(role.name().clone(), role);
+    }
+
+    /// Adds a Pod to the maps by which Pods are found.
+    fn link(&mut self, role: &IndexedPod) {
+        if let IndexedPod::Requester(requester) = role {
+            self.requesters.insert(requester.id.clone(), requester.name.clone());
+        }
+        if let Some(node) = role.node() {
+            self.nodes.entry(node.clone()).or_default().insert(role);
+        }
+        self.changed_launchers.extend(role.launcher_location());
+    }
+
+    fn unlink(&mut self, role: &IndexedPod) {
+        if let IndexedPod::Requester(requester) = role {
+            self.requesters.remove(&requester.id);
+        }
+        if let Some(node) = role.node()
+            && let Some(pods) = self.nodes.get_mut(node)
+        {
+            pods.remove(role);
+            if pods.is_empty() {
+                self.nodes.remove(node);
+            }
+        }
+        self.changed_launchers.extend(role.launcher_location());
     }
 
     fn emit(&self, role: &IndexedPod, facts: &ClusterFacts, sink: &mut impl FnMut(PairingEvent)) {
@@ -252,9 +237,9 @@ impl PodIndex {
 
     /// Returns the engine that a provider's record binds to this requester.
     fn bound_engine(&self, requester: &RequesterPod) -> Option<RequestedEngine> {
-        let all = self.providers.keys().filter(|(node, _)| requester.node.as_ref() == Some(node));
+        let providers = self.nodes.get(requester.node.as_ref()?)?.bound_to(&requester.id);
         let mut records =
-            all.filter_map(|(node, id)| self.provider(node, id)).flat_map(|p| &p.observed.records);
+            providers.filter_map(|name| self.provider_pod(name)).flat_map(|provider| provider.records());
         let found = records.find(|record| record.requester.as_ref() == Some(&requester.id))?;
         let EngineRecord { engine, sizes, level, stop_after, .. } = found;
         let (mode, fingerprint) = (engine.mode, engine.fingerprint);
@@ -269,28 +254,29 @@ impl PodIndex {
     }
 
     fn remove(&mut self, name: &ObjectName, emit: &mut impl FnMut(PairingEvent)) {
-        match self.pods.remove(name) {
-            Some(IndexedPod::Requester(requester)) => {
-                self.requesters.remove(&requester.id);
+        let Some(role) = self.pods.remove(name) else { return };
+        self.unlink(&role);
+        if let Some(node) = role.node()
+            && !self.nodes.contains_key(node)
+        {
+            // A failure is part of the status of requesters on its node.
+            self.container_failures.remove(node);
+        }
+        match role {
+            IndexedPod::Requester(requester) => {
                 if let Some(node) = requester.node {
                     emit(PairingEvent::RequesterGone { node, requester: requester.id });
                 }
             }
-            Some(IndexedPod::Provider(provider_pod)) => {
-                let key = (provider_pod.node, provider_pod.id);
-                if self.providers.get(&key) == Some(name) {
-                    self.providers.remove(&key);
-                }
-                let (node, provider) = key;
-                let uid = provider_pod.uid;
+            IndexedPod::Provider(provider_pod) => {
+                let ProviderPod { node, id: provider, uid, scheduled, observed, .. } = *provider_pod;
                 // A kubelet reports the end of the containers before it removes the object.
-                emit(if provider_pod.scheduled && provider_pod.observed.phase != ProviderPhase::Terminated {
+                emit(if scheduled && observed.phase != ProviderPhase::Terminated {
                     PairingEvent::ProviderVanished { node, provider, uid }
                 } else {
                     PairingEvent::ProviderGone { node, provider, uid }
                 });
             }
-            None => {}
         }
     }
 }
@@ -322,17 +308,34 @@ impl IndexedPod {
         }
     }
 
+    pub(super) fn as_requester(&self) -> Option<&RequesterPod> {
+        match self {
+            Self::Requester(requester) => Some(requester),
+            Self::Provider(_) => None,
+        }
+    }
+
+    /// Returns the Pod's node; `None` for a requester without one.
+    fn node(&self) -> Option<&NodeName> {
+        match self {
+            Self::Requester(requester) => requester.node.as_ref(),
+            Self::Provider(provider) => Some(&provider.node),
+        }
+    }
+
+    fn launcher_location(&self) -> Option<LauncherLocation> {
+        match self {
+            Self::Provider(provider) if provider.is_launcher() => {
+                Some((provider.node.clone(), provider.id.clone()))
+            }
+            _ => None,
+        }
+    }
+
     fn uid(&self) -> &str {
         match self {
             Self::Requester(requester) => requester.id.as_str(),
             Self::Provider(provider) => provider.uid.as_str(),
-        }
-    }
-
-    fn version(&self) -> u64 {
-        match self {
-            Self::Requester(requester) => requester.version,
-            Self::Provider(provider) => provider.version,
         }
     }
 }

@@ -13,7 +13,7 @@ pub const SERVER_PATCH: &str = "dual-pods.llm-d.ai/server-patch";
 pub const SERVER_CONFIG: &str = "dual-pods.llm-d.ai/inference-server-config";
 /// Served model name of the InferenceServerConfig's engine, if the config sets none.
 pub const SERVED_NAME: &str = "rouse.dev/served-name";
-/// Provider mode of this requester, `plain` or `sleep`; overrides the installation's mode.
+/// Provider mode of this requester, `plain`, `sleep` or `launcher`; overrides the installation's mode.
 pub const MODE: &str = "rouse.dev/provider-mode";
 /// On a model's requesters: uid of the InferenceModel whose token their stubs require.
 pub const TOKEN_OF: &str = "rouse.dev/stub-token-of";

@@ -134,6 +134,12 @@ pub fn read(pod: &Pod) -> Vec<LauncherEngine> {
     inside.collect()
 }
 
+/// Whether this annotation records an engine.
+#[must_use]
+pub fn is_engine_key(key: &str) -> bool {
+    key.starts_with(PREFIX)
+}
+
 /// Counts the Pod's engine annotations, readable or not.
 #[must_use]
 pub fn count(pod: &Pod) -> usize {
@@ -141,7 +147,7 @@ pub fn count(pod: &Pod) -> usize {
 }
 
 fn ours(pod: &Pod) -> impl Iterator<Item = (&String, &String)> {
-    pod.annotations().iter().filter(|(key, _)| key.starts_with(PREFIX))
+    pod.annotations().iter().filter(|(key, _)| is_engine_key(key))
 }
 
 fn parse_engine(text: &str) -> Result<LauncherEngine, String> {

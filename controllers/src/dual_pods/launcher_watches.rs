@@ -15,7 +15,7 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 
-use super::index::PodIndex;
+use super::{index::PodIndex, per_engine::PerEngine};
 use crate::{
     metrics::DualPodMetrics,
     platform::launcher::{LauncherClient, LauncherInstance, LauncherWatchEvent, engine_id},
@@ -31,11 +31,11 @@ const EVENT_CHANNEL_CAPACITY: usize = 256;
 ///
 /// No two engines of a node have the same port.
 #[derive(Debug, Default)]
-pub(super) struct EnginePorts(BTreeMap<(NodeName, PairingEngineId), u16>);
+pub(super) struct EnginePorts(PerEngine<u16>);
 
 impl EnginePorts {
     pub(super) fn get(&self, node: &NodeName, engine: &PairingEngineId) -> Option<u16> {
-        self.0.get(&(node.clone(), engine.clone())).copied()
+        self.0.get(node, engine).copied()
     }
 
     /// Returns the engine's own port, or else the node's lowest free port. `recorded`: ports on the launchers' Pods.
@@ -45,69 +45,88 @@ impl EnginePorts {
         engine: &PairingEngineId,
         recorded: impl Iterator<Item = (&'a PairingEngineId, u16)>,
     ) -> u16 {
-        self.0.retain(|(at, known), _| *at != node.name || node.engines.contains_key(known));
+        self.retain_on(&node.name, |known| node.engines.contains_key(known));
         let recorded: BTreeMap<&PairingEngineId, u16> = recorded.collect();
         let existing_port = self.get(&node.name, engine).or_else(|| recorded.get(engine).copied());
-        let given = self.0.iter().filter(|((at, _), _)| *at == node.name).map(|(_, port)| *port);
-        let used: BTreeSet<u16> = given.chain(recorded.values().copied()).collect();
+        let given = self.0.values_on(&node.name);
+        let used: BTreeSet<u16> = given.chain(recorded.values()).copied().collect();
         let free =
             || (FIRST_ENGINE_PORT..=u16::MAX).find(|port| !used.contains(port)).unwrap_or(FIRST_ENGINE_PORT);
         let port = existing_port.unwrap_or_else(free);
-        self.0.insert((node.name.clone(), engine.clone()), port);
+        self.0.insert(&node.name, engine.clone(), port);
         port
+    }
+
+    /// Keeps the node's engines that still exist.
+    pub(super) fn retain_on(&mut self, node: &NodeName, exists: impl Fn(&PairingEngineId) -> bool) {
+        self.0.retain_on(node, exists);
     }
 }
 
 /// An event of a launcher.
 #[derive(Debug)]
-pub(super) struct LauncherEvent {
+pub(crate) struct LauncherEvent {
     pub(super) node: NodeName,
     pub(super) launcher: ProviderId,
     /// UID of the launcher's Pod.
     uid: Uid,
+    /// The term in which its connection was opened.
+    term: u64,
     pub(super) change: LauncherWatchEvent,
 }
+
+/// A launcher and its node.
+pub(super) type LauncherLocation = (NodeName, ProviderId);
 
 /// Connections to launchers: one per launcher that is ready, while its Pod exists.
 #[derive(Debug)]
 pub(super) struct LauncherWatches {
     tx: mpsc::Sender<LauncherEvent>,
-    pub(super) rx: mpsc::Receiver<LauncherEvent>,
+    /// Counts this gateway's terms. Events of earlier terms' connections do not count.
+    term: u64,
     tasks: JoinSet<()>,
-    watches: BTreeMap<Uid, AbortHandle>,
+    /// The connection to each launcher, and the UID of the launcher's Pod.
+    watches: BTreeMap<LauncherLocation, (Uid, AbortHandle)>,
 }
 
 impl LauncherWatches {
-    pub(super) fn new() -> Self {
+    /// Returns the watches and their events.
+    pub(super) fn new() -> (Self, mpsc::Receiver<LauncherEvent>) {
         let (tx, rx) = mpsc::channel(EVENT_CHANNEL_CAPACITY);
-        Self { tx, rx, tasks: JoinSet::new(), watches: BTreeMap::new() }
+        (Self { tx, term: 0, tasks: JoinSet::new(), watches: BTreeMap::new() }, rx)
     }
 
     /// Ends all connections.
     pub(super) fn clear(&mut self) {
-        *self = Self::new();
+        self.term += 1;
+        self.tasks = JoinSet::new();
+        self.watches.clear();
     }
 
     /// Connects to new launchers, and ends the connections of vanished ones.
+    ///
+    /// Visits only the launchers that changed since the last call.
     pub(super) fn sync(
         &mut self,
-        index: &PodIndex,
+        index: &mut PodIndex,
         epoch: LeaderEpoch,
         key: &StubKey,
         metrics: &DualPodMetrics,
     ) {
-        let existing: BTreeSet<&Uid> = index.launcher_uids().collect();
-        self.watches.retain(|uid, task| {
-            let stays = existing.contains(uid);
-            if !stays {
-                task.abort();
-            }
-            stays
-        });
         while self.tasks.try_join_next().is_some() {}
-        for (node, id, provider) in index.launchers() {
-            let (false, Some(address)) =
-                (self.watches.contains_key(&provider.uid), provider.launcher_address())
+        for location in index.take_changed_launchers() {
+            let (node, id) = &location;
+            let provider = index.provider(node, id);
+            if let Some((uid, task)) = self.watches.get(&location)
+                && provider.is_none_or(|provider| provider.uid != *uid)
+            {
+                task.abort();
+                self.watches.remove(&location);
+            }
+            let Some(provider) = provider.filter(|provider| provider.accepts_launcher_calls()) else {
+                continue;
+            };
+            let (false, Some(address)) = (self.watches.contains_key(&location), provider.launcher_address())
             else {
                 continue;
             };
@@ -115,21 +134,24 @@ impl LauncherWatches {
             let token = key.launcher_token(&provider.name);
             let launcher = LauncherClient::new(address, Some(token), epoch.0).observed(call_observer);
             let (node, id, uid) = (node.clone(), id.clone(), provider.uid.clone());
-            let (tx, of) = (self.tx.clone(), uid.clone());
+            let (tx, of, term) = (self.tx.clone(), uid.clone(), self.term);
             let wrap = move |change| LauncherEvent {
                 node: node.clone(),
                 launcher: id.clone(),
                 uid: of.clone(),
+                term,
                 change,
             };
             let task = self.tasks.spawn(async move { launcher.watch(tx, wrap).await });
-            self.watches.insert(uid, task);
+            self.watches.insert(location, (uid, task));
         }
     }
 
     /// Whether the event's launcher is still watched. An earlier launcher's late events do not count.
     pub(super) fn is_watched(&self, launcher_event: &LauncherEvent) -> bool {
-        self.watches.contains_key(&launcher_event.uid)
+        let location = (launcher_event.node.clone(), launcher_event.launcher.clone());
+        launcher_event.term == self.term
+            && self.watches.get(&location).is_some_and(|(uid, _)| *uid == launcher_event.uid)
     }
 }
 
@@ -172,7 +194,7 @@ pub(super) fn start_failure(
         0.. => format!(" with code {code}"),
         _ => format!(" by signal {}", code.unsigned_abs()),
     });
-    let name = instance.config().unwrap_or("the InferenceServerConfig");
+    let name = instance.config().unwrap_or("the server patch");
     let text = format!(
         "the engine of {name} exited{how} before it answered: see the log of {} in its launcher",
         instance.id
@@ -257,7 +279,7 @@ mod tests {
 
     fn launcher_event(event: LauncherWatchEvent) -> LauncherEvent {
         let launcher = ProviderId::launcher("GPU-0".into());
-        LauncherEvent { node: "n".into(), launcher, uid: "u".into(), change: event }
+        LauncherEvent { node: "n".into(), launcher, uid: "u".into(), term: 0, change: event }
     }
 
     #[test]

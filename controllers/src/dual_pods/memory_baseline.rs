@@ -11,7 +11,7 @@ use rouse::{
     units::{Bytes, Generation},
 };
 
-use super::command_context::CommandContext;
+use super::{command_context::CommandContext, per_engine::PerEngine};
 
 /// MiB in use by accelerator UUID, as a requester's stub reads them.
 pub(super) type AcceleratorUsedMib = BTreeMap<String, u64>;
@@ -34,28 +34,29 @@ pub(super) struct MemoryBaseline {
 
 /// Baselines of each engine's last start.
 #[derive(Debug, Default)]
-pub(super) struct MemoryBaselines(BTreeMap<EngineLocation, (Generation, Option<AcceleratorUsedMib>)>);
+pub(super) struct MemoryBaselines(PerEngine<(Generation, Option<AcceleratorUsedMib>)>);
 
 impl MemoryBaselines {
     /// Stores a baseline. The first start order of a generation counts: on a repetition, the engine may already run.
     pub(super) fn record(&mut self, before: MemoryBaseline) {
-        let MemoryBaseline { location, generation, used } = before;
-        if self.0.get(&location).is_none_or(|(known, _)| *known != generation) {
-            self.0.insert(location, (generation, used));
+        let MemoryBaseline { location: (node, engine), generation, used } = before;
+        if self.0.get(&node, &engine).is_none_or(|(known, _)| *known != generation) {
+            self.0.insert(&node, engine, (generation, used));
         }
     }
 
     /// Takes the baseline of this generation. It is used once: a later wake shows nothing new.
     pub(super) fn take(
         &mut self,
-        location: &EngineLocation,
+        (node, engine): &EngineLocation,
         generation: Generation,
     ) -> Option<AcceleratorUsedMib> {
-        self.0.remove(location).filter(|(known, _)| *known == generation).and_then(|(_, used)| used)
+        self.0.remove(node, engine).filter(|(known, _)| *known == generation).and_then(|(_, used)| used)
     }
 
-    pub(super) fn retain(&mut self, lives: impl Fn(&EngineLocation) -> bool) {
-        self.0.retain(|location, _| lives(location));
+    /// Keeps the node's engines that still exist.
+    pub(super) fn retain_on(&mut self, node: &NodeName, exists: impl Fn(&PairingEngineId) -> bool) {
+        self.0.retain_on(node, exists);
     }
 
     pub(super) fn clear(&mut self) {

@@ -33,8 +33,9 @@ pub(super) struct PairingMetrics {
     launchers: BTreeMap<(String, LauncherPhase), usize>,
     /// InferenceServerConfigs by LauncherConfig.
     configs: BTreeMap<String, usize>,
-    /// When each starting launcher counts as stuck.
-    due: BTreeMap<ObjectName, Tick>,
+    /// When each starting launcher counts as stuck, in order of time.
+    due: BTreeSet<(Tick, ObjectName)>,
+    due_by_pod: BTreeMap<ObjectName, Tick>,
 }
 
 /// Current inputs of the metrics.
@@ -63,7 +64,8 @@ impl PairingMetrics {
             requesters: BTreeMap::new(),
             launchers: BTreeMap::new(),
             configs: BTreeMap::new(),
-            due: BTreeMap::new(),
+            due: BTreeSet::new(),
+            due_by_pod: BTreeMap::new(),
         }
     }
 
@@ -80,13 +82,23 @@ impl PairingMetrics {
 
     /// Returns when a count changes without an event.
     pub(super) fn due(&self) -> Option<Tick> {
-        self.due.values().min().copied()
+        self.due.first().map(|(at, _)| *at)
     }
 
     pub(super) fn recount_due(&mut self, inputs: MetricsInputs<'_>) {
-        let is_due = |(_, at): &(&ObjectName, &Tick)| **at <= inputs.now;
-        let due: Vec<ObjectName> = self.due.iter().filter(is_due).map(|(name, _)| name.clone()).collect();
-        due.iter().for_each(|name| self.count(name, inputs));
+        while let Some((_, name)) = self.due.first().filter(|(at, _)| *at <= inputs.now).cloned() {
+            self.count(&name, inputs);
+        }
+    }
+
+    fn set_due(&mut self, name: &ObjectName, at: Option<Tick>) {
+        if let Some(before) = self.due_by_pod.remove(name) {
+            self.due.remove(&(before, name.clone()));
+        }
+        if let Some(at) = at {
+            self.due.insert((at, name.clone()));
+            self.due_by_pod.insert(name.clone(), at);
+        }
     }
 
     pub(super) fn recount_all(&mut self, inputs: MetricsInputs<'_>) {
@@ -120,7 +132,7 @@ impl PairingMetrics {
     }
 
     fn count(&mut self, name: &ObjectName, inputs: MetricsInputs<'_>) {
-        self.due.remove(name);
+        self.set_due(name, None);
         let counted = match inputs.index.pod(name) {
             Some(IndexedPod::Requester(requester)) => Some(CountedPod::requester(requester)),
             Some(IndexedPod::Provider(provider)) => Some(CountedPod::Provider {
@@ -166,7 +178,7 @@ impl PairingMetrics {
             if due <= inputs.now {
                 stuck
             } else {
-                self.due.insert(provider.name.clone(), due);
+                self.set_due(&provider.name, Some(due));
                 LauncherPhase::Unbound
             }
         };

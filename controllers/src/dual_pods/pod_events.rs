@@ -12,10 +12,9 @@ use rouse::{
     },
     units::Millis,
 };
-use tokio::{task::JoinSet, time};
 
 use super::{
-    FinishedTask,
+    FinishedTask, Tasks,
     command_context::CommandContext,
     host_memory,
     index::{PodIndex, RequesterPod},
@@ -33,22 +32,27 @@ const WAIT_EVENT_INTERVAL: Duration = Duration::from_secs(10);
 pub(super) struct PodEvents {
     sender: EventSender,
     waiting: BTreeMap<RequesterId, WaitingRequester>,
+    waiting_by_node: BTreeMap<NodeName, BTreeSet<RequesterId>>,
+    /// Number of waits that have begun.
+    waits: u64,
 }
 
 #[derive(Debug)]
 struct WaitingRequester {
-    node: NodeName,
+    /// Number of this wait. The timer of an earlier one, which may still run, does not count.
+    wait: u64,
     reason: String,
     reported: Option<String>,
 }
 
 impl PodEvents {
     pub(super) const fn new(event_sender: EventSender) -> Self {
-        Self { sender: event_sender, waiting: BTreeMap::new() }
+        Self { sender: event_sender, waiting: BTreeMap::new(), waiting_by_node: BTreeMap::new(), waits: 0 }
     }
 
     pub(super) fn forget(&mut self) {
         self.waiting.clear();
+        self.waiting_by_node.clear();
     }
 
     pub(super) fn send(&self, requests: impl IntoIterator<Item = EventRequest>) {
@@ -85,48 +89,49 @@ impl PodEvents {
         &mut self,
         replanned: &[NodeName],
         reasons: &BTreeMap<(NodeName, RequesterId), String>,
-        tasks: &mut JoinSet<FinishedTask>,
+        tasks: &mut Tasks,
     ) {
-        let replanned: BTreeSet<&NodeName> = replanned.iter().collect();
-        self.waiting.retain(|id, waiting| {
-            !replanned.contains(&waiting.node) || reasons.contains_key(&(waiting.node.clone(), id.clone()))
-        });
+        for node in replanned {
+            let Some(waiting) = self.waiting_by_node.get_mut(node) else { continue };
+            waiting.retain(|id| {
+                let waits = reasons.contains_key(&(node.clone(), id.clone()));
+                if !waits {
+                    self.waiting.remove(id);
+                }
+                waits
+            });
+            if waiting.is_empty() {
+                self.waiting_by_node.remove(node);
+            }
+        }
         for ((node, id), reason) in reasons {
             if let Some(waiting) = self.waiting.get_mut(id) {
                 waiting.reason.clone_from(reason);
                 continue;
             }
-            self.waiting.insert(
-                id.clone(),
-                WaitingRequester { node: node.clone(), reason: reason.clone(), reported: None },
-            );
-            schedule_wait_report(id.clone(), tasks);
+            self.waits += 1;
+            let waiting = WaitingRequester { wait: self.waits, reason: reason.clone(), reported: None };
+            self.waiting.insert(id.clone(), waiting);
+            self.waiting_by_node.entry(node.clone()).or_default().insert(id.clone());
+            schedule_wait_report(id.clone(), self.waits, tasks);
         }
     }
 
     /// Reports a waiting requester's reason if it changed, and schedules the next check.
-    pub(super) fn report_waiting(
-        &mut self,
-        id: RequesterId,
-        index: &PodIndex,
-        tasks: &mut JoinSet<FinishedTask>,
-    ) {
-        let Some(waiting) = self.waiting.get_mut(&id) else { return };
+    pub(super) fn report_waiting(&mut self, id: RequesterId, wait: u64, index: &PodIndex, tasks: &mut Tasks) {
+        let Some(waiting) = self.waiting.get_mut(&id).filter(|waiting| waiting.wait == wait) else { return };
         if waiting.reported.as_ref() != Some(&waiting.reason) {
             waiting.reported = Some(waiting.reason.clone());
             let event = EventReason::Waiting.with_note(waiting.reason.clone());
             let request = index.requester(&id).map(|requester| requester_event(requester, event));
             self.send(request);
         }
-        schedule_wait_report(id, tasks);
+        schedule_wait_report(id, wait, tasks);
     }
 }
 
-fn schedule_wait_report(id: RequesterId, tasks: &mut JoinSet<FinishedTask>) {
-    tasks.spawn(async move {
-        time::sleep(WAIT_EVENT_INTERVAL).await;
-        FinishedTask::WaitElapsed(id)
-    });
+fn schedule_wait_report(requester: RequesterId, wait: u64, tasks: &mut Tasks) {
+    tasks.after(WAIT_EVENT_INTERVAL, FinishedTask::WaitElapsed { requester, wait });
 }
 
 /// Returns the Events to send once this command has succeeded.
@@ -196,61 +201,4 @@ fn pod_event(name: &ObjectName, uid: &str, event: EventContent) -> EventRequest 
 }
 
 #[cfg(test)]
-mod tests {
-    use k8s_openapi::api::core::v1::Pod;
-    use rouse::{
-        model::SleepLevel,
-        pairing::{
-            command::PairingCommand,
-            event::LeaderEpoch,
-            ids::{ProviderId, ProviderMode},
-            node::HostMemoryShortage,
-        },
-        units::Bytes,
-    };
-
-    use super::*;
-    use crate::{
-        dual_pods::{facts::ClusterFacts, record, testing::engine_record},
-        watch::{Delta, WatchedObject},
-    };
-
-    #[test]
-    fn the_event_of_a_sleep_at_level_2_names_the_annotation_that_allows_level_1() {
-        let node = NodeName::from("n");
-        let record = engine_record(Bytes::gib(72), Bytes::gib(2), Bytes::gib(72));
-        let mut pod = Pod::default();
-        pod.metadata.name = Some("n-1-dual".to_owned());
-        pod.metadata.namespace = Some("ns".to_owned());
-        pod.metadata.uid = Some("uid".to_owned());
-        record::write(&mut pod, &node, "chat", &record, 8000);
-        let mut index = PodIndex::new(ProviderMode::Sleep);
-        let change = Delta::Applied(Box::new(WatchedObject::Readable(pod)));
-        index.apply(change, &ClusterFacts::default(), &mut drop);
-        let provider = index.provider(&node, &ProviderId::direct(&record.engine)).cloned();
-        assert!(provider.is_some());
-
-        let note = |shortage: Option<HostMemoryShortage>, level: SleepLevel| {
-            let step = EngineStep::Sleep { level, via: None };
-            let action =
-                PairingAction::Engine { engine: record.engine.clone(), generation: record.generation, step };
-            let command = PairingCommand { node: node.clone(), epoch: LeaderEpoch(1), serial: 1, action };
-            let mut job = CommandContext::for_test(command);
-            (job.record, job.provider) = (Some(record.clone()), provider.clone());
-            job.host_memory_shortage = shortage;
-            let mut sent = completion_events(&job);
-            assert_eq!(sent.len(), 1, "{sent:?}");
-            let EventRequest { object, content, .. } = sent.remove(0);
-            assert_eq!((object.name.as_str(), content.reason), ("n-1-dual", EventReason::Slept));
-            content.note
-        };
-        let full = HostMemoryShortage::Node { budget: Bytes::gib(64), left: Bytes::gib(64) };
-        let deep = note(Some(full), SleepLevel::Two);
-        assert!(deep.contains(" sleeps at level 2; no level 1: ") && deep.contains("72Gi"), "{deep}");
-        assert!(deep.contains("set the annotation rouse.dev/host-memory"), "{deep}");
-        let light = note(None, SleepLevel::One);
-        assert!(light.ends_with(" sleeps at level 1"), "{light}");
-        // An Event keeps its first note, so each note has its own.
-        assert!(EventReason::Slept.is_keyed_by_note());
-    }
-}
+mod tests;

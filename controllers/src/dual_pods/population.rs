@@ -1,6 +1,9 @@
 //! Places launchers ahead of demand by the public project's LauncherPopulationPolicies, one launcher per accelerator.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use rouse::model::AcceleratorId;
@@ -17,7 +20,7 @@ use crate::{
 /// LauncherPopulationPolicies as last observed.
 #[derive(Debug, Default)]
 pub(super) struct PopulationPolicies {
-    all: BTreeMap<ObjectName, LauncherPopulationPolicy>,
+    all: BTreeMap<ObjectName, Arc<LauncherPopulationPolicy>>,
     /// Policies in effect. An invalid version of a policy leaves the former one in effect.
     followed: BTreeMap<ObjectName, LauncherPopulationPolicySpec>,
 }
@@ -32,7 +35,7 @@ impl PopulationPolicies {
                 self.followed.retain(|name, _| !in_scope(name) || listed.contains(name));
                 objects.into_iter().for_each(|found| self.upsert(found));
             }
-            Delta::Applied(found) => self.upsert(*found),
+            Delta::Applied(found) => self.upsert(found),
             Delta::Deleted(name) => {
                 self.all.remove(&name);
                 self.followed.remove(&name);
@@ -59,7 +62,7 @@ impl PopulationPolicies {
         &self,
         missing: impl Fn(&ObjectName) -> Option<String>,
     ) -> Vec<(ObjectName, FmaStatus)> {
-        let wanted = |(name, policy): (&ObjectName, &LauncherPopulationPolicy)| {
+        let wanted = |(name, policy): (&ObjectName, &Arc<LauncherPopulationPolicy>)| {
             let mut errors = policy.spec.problems();
             let of = policy.spec.count_for_launcher.iter().map(|wanted| wanted.config(name));
             errors.extend(of.filter_map(|config| missing(&config)));
@@ -189,7 +192,7 @@ mod tests {
         let mut seen = |spec, generation, status: Option<&FmaStatus>| {
             let mut policy = policy("h100", &[("a", spec)]);
             (policy.metadata.generation, policy.status) = (Some(generation), status.cloned());
-            policies.apply(Delta::Applied(Box::new(WatchedObject::Readable(policy))));
+            policies.apply(Delta::Applied(policy.into()));
             let said = policies.changed_statuses(|name| (name.name != "a").then(|| "missing".to_owned()));
             (policies.counts(&node), said.into_iter().map(|(_, status)| status).next())
         };

@@ -95,6 +95,14 @@ pub struct RequesterOwner {
     pub selector: LabelSelector,
 }
 
+impl RequesterOwner {
+    /// Whether the owner would count a Pod with these labels as one of its own.
+    #[must_use]
+    pub fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
+        forced::selects(&self.selector, labels)
+    }
+}
+
 /// The engine that a requester asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PatchedEngine {
@@ -113,7 +121,7 @@ pub struct PatchedEngine {
 /// # Errors
 /// See [`Error`].
 pub fn patched_engine(requester: &Pod, node: &NodeName) -> Result<PatchedEngine, Error> {
-    let mut pod = decoded(patched(requester, node)?)?;
+    let mut pod = patched_pod(requester, node)?;
     let labels = pod.metadata.labels.take().unwrap_or_default();
     pod.metadata.annotations = None;
     let mut containers = pod.spec.iter().flat_map(|spec| &spec.containers);
@@ -157,14 +165,14 @@ pub fn build(
     owner: Option<&RequesterOwner>,
     settings: &ProviderSettings,
 ) -> Result<BuiltProvider, Error> {
-    let mut pod = decoded(patched(requester, placement.node)?)?;
+    let mut pod = patched_pod(requester, placement.node)?;
     let nominal = nominal(&pod, placement)?;
     let requester_name = requester.metadata.name.clone().unwrap_or_default();
     let name = name(placement, &record.engine);
     let labels = pod.metadata.labels.get_or_insert_default();
     // Label of the requester's ReplicaSet.
     labels.remove("pod-template-hash");
-    if let Some(owner) = owner.filter(|owner| forced::selects(&owner.selector, labels)) {
+    if let Some(owner) = owner.filter(|owner| owner.selects(labels)) {
         return Err(Error::Selected { owner: owner.name.clone() });
     }
     labels.insert(keys::DUAL.to_owned(), requester_name.clone());
@@ -176,6 +184,11 @@ pub fn build(
     record::write(&mut pod, placement.node, &requester_name, record, port);
     pod.metadata.annotations.get_or_insert_default().insert(keys::NOMINAL.to_owned(), nominal);
     Ok(BuiltProvider { pod, name })
+}
+
+/// Returns the Pod that the server patch makes of a requester on this node.
+pub(super) fn patched_pod(requester: &Pod, node: &NodeName) -> Result<Pod, Error> {
+    decoded(patched(requester, node)?)
 }
 
 /// Applies the server patch to the requester as its user wrote it.

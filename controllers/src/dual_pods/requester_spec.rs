@@ -1,6 +1,6 @@
 //! The engine that a requester requests.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -18,7 +18,9 @@ use super::facts::{ClusterFacts, SpecResolveError};
 use crate::{
     crd::ledger::ObjectName,
     dual_pods::{
-        keys, provider,
+        keys,
+        patched_launcher::{self, PatchedLauncher},
+        provider,
         record::{self, MemoryRequest, SleepPolicy},
     },
 };
@@ -44,6 +46,8 @@ enum RequestedServer {
         kv_cache: Option<Bytes>,
         adapters: bool,
     },
+    /// An engine in a launcher, both made with the requester's server patch.
+    Launched(Arc<PatchedLauncher>),
     /// An engine of this InferenceServerConfig in a launcher, under this served name.
     Configured { config: ObjectName, served_name: Option<String> },
 }
@@ -54,10 +58,12 @@ pub(super) enum Error {
     #[error("{0}")]
     Patch(#[from] provider::Error),
     #[error("{0}")]
+    Launcher(#[from] patched_launcher::Error),
+    #[error("{0}")]
     Annotation(#[from] record::Error),
     #[error("the annotation {} is not a port: use a value such as \"8081\"", keys::ADMIN_PORT)]
     Port,
-    #[error("the annotation {key} is '{0}': use plain or sleep", key = keys::MODE)]
+    #[error("the annotation {key} is '{0}': use plain, sleep or launcher", key = keys::MODE)]
     Mode(String),
 }
 
@@ -71,10 +77,16 @@ impl RequesterSpec {
                 served_name: pod.annotations().get(keys::SERVED_NAME).cloned(),
             }
         } else {
-            let provider::PatchedEngine { fingerprint, labels, kv_cache, adapters } =
-                provider::patched_engine(pod, node)?;
-            let mode = own_mode(pod)?.unwrap_or(mode);
-            RequestedServer::Patched { mode, fingerprint, labels, kv_cache, adapters }
+            match own_mode(pod)?.unwrap_or(mode) {
+                ProviderMode::Launcher => {
+                    RequestedServer::Launched(Arc::new(PatchedLauncher::of(pod, node)?))
+                }
+                mode @ (ProviderMode::Plain | ProviderMode::Sleep) => {
+                    let provider::PatchedEngine { fingerprint, labels, kv_cache, adapters } =
+                        provider::patched_engine(pod, node)?;
+                    RequestedServer::Patched { mode, fingerprint, labels, kv_cache, adapters }
+                }
+            }
         };
         let (wanted, rest) = (record::memory_request(pod)?, record::sleep_policy(pod)?);
         Ok(Self { server, wanted, sleep_policy: rest, resources: extended(pod) })
@@ -92,7 +104,15 @@ impl RequesterSpec {
     pub(super) const fn config(&self) -> Option<&ObjectName> {
         match &self.server {
             RequestedServer::Configured { config, .. } => Some(config),
-            RequestedServer::Patched { .. } => None,
+            RequestedServer::Patched { .. } | RequestedServer::Launched(_) => None,
+        }
+    }
+
+    /// Returns the launcher and the engine that the server patch makes, in mode launcher.
+    pub(super) fn patched_launcher(&self) -> Option<&PatchedLauncher> {
+        match &self.server {
+            RequestedServer::Launched(launcher) => Some(launcher),
+            RequestedServer::Patched { .. } | RequestedServer::Configured { .. } => None,
         }
     }
 
@@ -100,14 +120,14 @@ impl RequesterSpec {
     pub(super) fn served_name(&self) -> Option<&str> {
         match &self.server {
             RequestedServer::Configured { served_name: served, .. } => served.as_deref(),
-            RequestedServer::Patched { .. } => None,
+            RequestedServer::Patched { .. } | RequestedServer::Launched(_) => None,
         }
     }
 
     /// Returns the labels by which clients find the engine's own Pod.
     pub(super) const fn labels(&self) -> Option<&BTreeMap<String, String>> {
         match &self.server {
-            RequestedServer::Configured { .. } => None,
+            RequestedServer::Configured { .. } | RequestedServer::Launched(_) => None,
             RequestedServer::Patched { labels, .. } => Some(labels),
         }
     }
@@ -120,6 +140,10 @@ impl RequesterSpec {
         let (mode, fingerprint, build, kv_cache, adapters) = match &self.server {
             RequestedServer::Patched { mode, fingerprint, kv_cache, adapters, .. } => {
                 (*mode, *fingerprint, None, *kv_cache, *adapters)
+            }
+            RequestedServer::Launched(launcher) => {
+                let PatchedLauncher { fingerprint, kv_cache, adapters, .. } = **launcher;
+                (ProviderMode::Launcher, fingerprint, Some(launcher.revision.build()), kv_cache, adapters)
             }
             RequestedServer::Configured { config, served_name: served } => {
                 let configs = &facts.configs;
@@ -166,101 +190,10 @@ fn own_mode(pod: &Pod) -> Result<Option<ProviderMode>, Error> {
         None => Ok(None),
         Some("plain") => Ok(Some(ProviderMode::Plain)),
         Some("sleep") => Ok(Some(ProviderMode::Sleep)),
+        Some("launcher") => Ok(Some(ProviderMode::Launcher)),
         Some(other) => Err(Error::Mode(other.to_owned())),
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use k8s_openapi::api::core::v1::Node;
-    use serde_json::json;
-
-    use super::*;
-    use crate::{
-        convert::ConversionPolicy,
-        crd::AcceleratorPool,
-        index::{ClusterIndex, WatchScope},
-    };
-
-    /// Facts of one node, whose accelerators have 80 GiB, of which asleep engines may keep eight.
-    fn facts() -> ClusterFacts {
-        let sight = WatchScope {
-            policy: ConversionPolicy { any_backend: false, dual_pods: None },
-            nodes: true,
-            namespaces: 1,
-        };
-        let mut index = ClusterIndex::new(sight);
-        let pool = json!({
-            "apiVersion": "rouse.dev/v1alpha1", "kind": "AcceleratorPool",
-            "metadata": {"name": "p", "uid": "uid-p", "generation": 1},
-            "spec": {"nodeSelector": {"pool": "p"}, "sleepingMemory": "8Gi"},
-        });
-        index.apply(serde_json::from_value::<AcceleratorPool>(pool).unwrap());
-        let node = json!({
-            "metadata": {"name": "n1", "labels": {"pool": "p", "nvidia.com/gpu.memory": "81920"}},
-            "status": {"allocatable": {"nvidia.com/gpu": "4"}},
-        });
-        index.apply(serde_json::from_value::<Node>(node).unwrap());
-        let mut facts = ClusterFacts::default();
-        facts.set_resolved_pools(index.resolved());
-        facts
-    }
-
-    /// Resolves the sizes of a requester with this many accelerators and this engine command.
-    fn sizes(gpus: &str, command: &[&str], annotations: &[(&str, &str)]) -> MemorySizes {
-        let engine = json!({"name": "inference-server", "image": "vllm", "command": command});
-        let patch = json!({"spec": {"containers": [engine]}});
-        let mut pod: Pod = serde_json::from_value(json!({
-            "metadata": {"name": "one", "namespace": "ns", "annotations": {keys::SERVER_PATCH: patch.to_string()}},
-            "spec": {"containers": [
-                {"name": "inference-server", "image": "stub", "resources": {"limits": {"nvidia.com/gpu": gpus, "memory": "1Gi"}}},
-            ]},
-        }))
-        .unwrap();
-        let all = pod.metadata.annotations.as_mut().unwrap();
-        all.extend(annotations.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned())));
-        let node = NodeName::from("n1");
-        RequesterSpec::of(&pod, &node, ProviderMode::Sleep).unwrap().resolve(&node, &facts()).unwrap().sizes
-    }
-
-    #[test]
-    fn what_a_requester_does_not_say_of_host_memory_are_the_weights_on_all_its_accelerators() {
-        let of = |awake, asleep, host| MemorySizes {
-            awake: Bytes::gib(awake),
-            asleep: Bytes::gib(asleep),
-            host: Bytes::gib(host),
-        };
-        let (plain, kv_cache) =
-            (["vllm", "serve", "m"], ["vllm", "serve", "m", "--kv-cache-memory-bytes=56Gi"]);
-        assert_eq!(sizes("1", &plain, &[]), of(72, 2, 72), "all that sleepers may not keep");
-        assert_eq!(sizes("1", &kv_cache, &[]), of(72, 2, 16));
-        assert_eq!(sizes("2", &kv_cache, &[]), of(72, 2, 32), "16 for each of two");
-        assert_eq!(sizes("1", &kv_cache, &[(keys::MEMORY, "60Gi")]), of(60, 2, 4));
-        let said = [(keys::MEMORY, "60Gi"), (keys::MEMORY_ASLEEP, "1Gi"), (keys::HOST_MEMORY, "30Gi")];
-        assert_eq!(sizes("2", &kv_cache, &said), of(60, 1, 30), "as it says, for all of them");
-    }
-
-    #[test]
-    fn an_engine_with_adapters_sleeps_at_level_1_or_not_at_all() {
-        for (said, expected) in [
-            (SleepLevelPolicy::Auto, SleepLevelPolicy::OneOrStop),
-            (SleepLevelPolicy::One, SleepLevelPolicy::OneOrStop),
-            (SleepLevelPolicy::Never, SleepLevelPolicy::Never),
-        ] {
-            assert_eq!(level_with_adapters(said, ProviderMode::Sleep).unwrap(), expected);
-        }
-        for mode in [ProviderMode::Sleep, ProviderMode::Launcher] {
-            let refused = level_with_adapters(SleepLevelPolicy::Two, mode).unwrap_err().to_string();
-            assert!(
-                refused.starts_with(
-                    "the annotation rouse.dev/sleep-level is '2': --enable-lora rules out level 2"
-                ),
-                "{refused}"
-            );
-        }
-        assert_eq!(
-            level_with_adapters(SleepLevelPolicy::Two, ProviderMode::Plain).unwrap(),
-            SleepLevelPolicy::Two
-        );
-    }
-}
+mod tests;

@@ -16,10 +16,9 @@ use rouse::{
     units::Millis,
 };
 use serde_json::{Value, json};
-use tokio::{task::JoinSet, time};
 
 use super::{
-    FinishedTask,
+    FinishedTask, Tasks,
     execute::Executor,
     facts::ClusterFacts,
     index::{PodIndex, RequesterPod},
@@ -28,7 +27,7 @@ use super::{
 use crate::{dual_pods::keys, workload::merge};
 
 /// Minimum interval between two status writes of a requester.
-const STATUS_WRITE_INTERVAL: Duration = Duration::from_secs(1);
+pub(super) const STATUS_WRITE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// After this many failed queries, within some seconds, a stub is not merely starting.
 const UNRESPONSIVE_STUB_FAILURES: u32 = 6;
@@ -38,7 +37,9 @@ const UNRESPONSIVE_STUB_FAILURES: u32 = 6;
 pub(super) struct RequesterStatusWriter {
     /// Error of each requester's last command, if its user has to fix something.
     errors: BTreeMap<RequesterId, String>,
+    /// Statuses to compare, without those that are being written.
     due: BTreeSet<RequesterId>,
+    /// Statuses that are being written, or were a moment ago. All of them become due again.
     writing: BTreeSet<RequesterId>,
     /// Requesters whose accelerators were written on their Pods.
     accelerators_written: BTreeSet<RequesterId>,
@@ -49,7 +50,7 @@ pub(super) struct RequesterStatusWriter {
 impl RequesterStatusWriter {
     pub(super) fn error(&mut self, id: RequesterId, error: String) {
         self.errors.insert(id.clone(), error);
-        self.due.insert(id);
+        self.mark_due(id);
     }
 
     /// Records an error if the stub has not answered for longer than a start takes.
@@ -65,7 +66,7 @@ impl RequesterStatusWriter {
     /// Clears the requester's error.
     pub(super) fn clear_error(&mut self, id: &RequesterId) {
         if self.errors.remove(id).is_some() {
-            self.due.insert(id.clone());
+            self.mark_due(id.clone());
         }
     }
 
@@ -76,7 +77,9 @@ impl RequesterStatusWriter {
 
     /// Schedules a status check after a change.
     pub(super) fn mark_due(&mut self, id: RequesterId) {
-        self.due.insert(id);
+        if !self.writing.contains(&id) {
+            self.due.insert(id);
+        }
     }
 
     pub(super) fn gone(&mut self, id: &RequesterId) {
@@ -94,7 +97,7 @@ impl RequesterStatusWriter {
         requester: &RequesterPod,
         accelerators: &[AcceleratorId],
         executor: &Arc<Executor>,
-        tasks: &mut JoinSet<FinishedTask>,
+        tasks: &mut Tasks,
     ) {
         if accelerators.is_empty()
             || !requester.accelerators.is_empty()
@@ -102,11 +105,10 @@ impl RequesterStatusWriter {
         {
             return;
         }
-        let (name, executor) = (requester.name.clone(), Arc::clone(executor));
+        let (name, seen, executor) = (requester.name.clone(), requester.seen.clone(), Arc::clone(executor));
         let annotations = json!({keys::ACCELERATORS: keys::join_ids(accelerators)});
-        let patch = json!({"metadata": {"uid": requester.id.as_str(), "annotations": annotations}});
         tasks.spawn(async move {
-            executor.annotate(&name, &patch).await;
+            executor.annotate(&name, &seen, &annotations).await;
             FinishedTask::EngineVerified(None)
         });
     }
@@ -123,11 +125,9 @@ impl RequesterStatusWriter {
         facts: &ClusterFacts,
         executor: &Arc<Executor>,
         pod_events: &PodEvents,
-        tasks: &mut JoinSet<FinishedTask>,
+        tasks: &mut Tasks,
     ) {
-        let due: Vec<_> = self.due.iter().filter(|id| !self.writing.contains(*id)).cloned().collect();
-        for id in due {
-            self.due.remove(&id);
+        for id in std::mem::take(&mut self.due) {
             let Some(requester) = index.requester(&id) else { continue };
             let Some(StatusAnnotation { text, warning }) =
                 self.pending_status(requester, facts, &executor.settings.core)
@@ -140,10 +140,10 @@ impl RequesterStatusWriter {
                 pod_events.report_short_grace(requester, &warning);
             }
             self.writing.insert(id.clone());
-            let (name, executor) = (requester.name.clone(), Arc::clone(executor));
+            let (name, seen, executor) =
+                (requester.name.clone(), requester.seen.clone(), Arc::clone(executor));
             tasks.spawn(async move {
-                executor.write_status(&name, &id, &text).await;
-                time::sleep(STATUS_WRITE_INTERVAL).await;
+                executor.write_status(&name, &seen, &text).await;
                 FinishedTask::StatusWritten(id)
             });
         }
@@ -211,6 +211,16 @@ mod tests {
     };
 
     use super::*;
+
+    #[test]
+    fn a_status_that_changes_while_it_is_written_is_due_once_it_may_be_written_again() {
+        let (id, mut statuses) = (RequesterId::from("uid"), RequesterStatusWriter::default());
+        statuses.writing.insert(id.clone());
+        statuses.error(id.clone(), "the stub does not answer".to_owned());
+        assert!(statuses.due.is_empty());
+        statuses.may_write(id.clone());
+        assert!(statuses.due.contains(&id) && statuses.writing.is_empty());
+    }
 
     #[test]
     fn a_grace_that_is_shorter_than_drain_and_sleep_is_told_of() {

@@ -18,6 +18,10 @@ pub(super) struct TemplateRevisions {
     current: BTreeMap<TemplateOrigin, (Tick, u64)>,
     /// The revisions that have requested each engine.
     revisions_by_engine: BTreeMap<EngineFingerprint, BTreeSet<(TemplateOrigin, u64)>>,
+    /// The engines that revisions of each origin have requested.
+    engines_by_origin: BTreeMap<TemplateOrigin, BTreeSet<EngineFingerprint>>,
+    /// Engines whose status may have changed since [`Self::take_changed`].
+    changed: BTreeSet<EngineFingerprint>,
 }
 
 impl TemplateRevisions {
@@ -42,7 +46,25 @@ impl TemplateRevisions {
                 self.current.insert(origin.clone(), (made, *version));
             }
         }
-        changed | self.revisions_by_engine.entry(fingerprint).or_default().insert((origin, *version))
+        if changed {
+            self.changed.extend(self.engines_by_origin.get(&origin).into_iter().flatten());
+        }
+        let revisions = self.revisions_by_engine.entry(fingerprint).or_default();
+        if revisions.insert((origin.clone(), *version)) {
+            self.engines_by_origin.entry(origin).or_default().insert(fingerprint);
+            self.changed.insert(fingerprint);
+            changed = true;
+        }
+        changed
+    }
+
+    /// Takes the engines whose status may have changed since the last call.
+    pub(super) fn take_changed(&mut self) -> BTreeSet<EngineFingerprint> {
+        std::mem::take(&mut self.changed)
+    }
+
+    pub(super) fn engines(&self) -> impl Iterator<Item = &EngineFingerprint> {
+        self.revisions_by_engine.keys()
     }
 
     pub(super) fn len(&self) -> usize {
@@ -51,20 +73,28 @@ impl TemplateRevisions {
 
     /// Forgets unused engines, and origins without any other engine.
     pub(super) fn retain(&mut self, is_used: impl Fn(&EngineFingerprint) -> bool) {
+        let unused = self.revisions_by_engine.keys().filter(|&fingerprint| !is_used(fingerprint));
+        self.changed.extend(unused);
         self.revisions_by_engine.retain(|fingerprint, _| is_used(fingerprint));
-        let used_origins: BTreeSet<&TemplateOrigin> =
-            self.revisions_by_engine.values().flatten().map(|(origin, _)| origin).collect();
-        self.current.retain(|origin, _| used_origins.contains(origin));
+        self.engines_by_origin.retain(|_, engines| {
+            engines.retain(&is_used);
+            !engines.is_empty()
+        });
+        self.current.retain(|origin, _| self.engines_by_origin.contains_key(origin));
     }
 
-    pub(super) fn template_statuses(&self) -> impl Iterator<Item = (EngineFingerprint, TemplateStatus)> {
-        let former = |(origin, version): &(TemplateOrigin, u64)| {
+    /// Returns the status of an engine's template; `None` if no revision has requested the engine.
+    pub(super) fn template_status(&self, fingerprint: EngineFingerprint) -> Option<TemplateStatus> {
+        let is_former = |(origin, version): &(TemplateOrigin, u64)| {
             self.current.get(origin).is_some_and(|(_, current)| current != version)
         };
-        self.revisions_by_engine.iter().map(move |(fingerprint, all)| {
-            let outdated = all.iter().all(former);
-            (*fingerprint, if outdated { TemplateStatus::Outdated } else { TemplateStatus::Current })
-        })
+        let is_outdated = self.revisions_by_engine.get(&fingerprint)?.iter().all(is_former);
+        Some(if is_outdated { TemplateStatus::Outdated } else { TemplateStatus::Current })
+    }
+
+    #[cfg(test)]
+    fn template_statuses(&self) -> impl Iterator<Item = (EngineFingerprint, TemplateStatus)> {
+        self.engines().filter_map(|fingerprint| Some((*fingerprint, self.template_status(*fingerprint)?)))
     }
 }
 

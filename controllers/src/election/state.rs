@@ -146,6 +146,11 @@ impl ElectionState {
         self.unsure = true;
     }
 
+    /// Ends the claim. The next one has another epoch.
+    pub(super) const fn end_claim(&mut self) {
+        self.renewed = None;
+    }
+
     /// Returns the epoch and the send time of the last renewal, while the claim is valid.
     pub(super) fn leadership(&self, now: Instant) -> Option<(u64, Instant)> {
         let renewed = self.renewed.filter(|renewed| *renewed + RENEW_DEADLINE > now)?;

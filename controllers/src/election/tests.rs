@@ -9,8 +9,8 @@ use std::{
 use tokio::{sync::watch, time::Instant};
 
 use super::{
-    CALL_TIMEOUT, Election, LEASE_DURATION, LeaseError, LeaseStore, POLL_INTERVAL, RENEW_DEADLINE,
-    RENEW_INTERVAL,
+    CALL_TIMEOUT, Election, LEASE_DURATION, Leadership, LeaseError, LeaseStore, POLL_INTERVAL,
+    RENEW_DEADLINE, RENEW_INTERVAL, replace_claim,
     state::{ElectionState, LeaseAction, LeaseRecord, LeaseVersion},
 };
 
@@ -292,6 +292,29 @@ async fn a_lease_is_given_back_also_behind_a_renewal_that_was_never_answered() {
     election.release(async {}).await;
     let (record, versions) = store.0.lock().unwrap().lease.clone().unwrap();
     assert_eq!((record.holder, versions), (None, 3));
+}
+
+#[test]
+fn a_claim_that_expired_before_its_renewal_was_answered_begins_no_second_term_of_its_epoch() {
+    let aged = |epoch, seconds| Some(Leadership::aged(epoch, Duration::from_secs(seconds)));
+    let published = watch::Sender::new(aged(7, 9));
+    let renew = |claim| replace_claim(&published, claim).1.map(|claim| claim.epoch);
+    assert_eq!(renew(aged(7, 1)), Some(7), "late, but in time");
+    published.send_replace(aged(7, 10));
+    assert_eq!(renew(aged(7, 1)), None, "a reader may have ended its term");
+    assert_eq!(*published.borrow(), None);
+    assert_eq!(renew(aged(8, 0)), Some(8));
+    published.send_replace(aged(8, 10));
+    assert_eq!(renew(aged(9, 0)), Some(9), "another term");
+
+    let now = Instant::now();
+    let mut state = ElectionState::new("one".to_owned());
+    state.observe(None, now);
+    let LeaseAction::Create(record) = state.next_action(now, 7) else { panic!("it waits") };
+    state.record_write(record, version(1), now);
+    assert!(matches!(state.next_action(now, 7), LeaseAction::Replace(record, _) if record.epoch == 7));
+    state.end_claim();
+    assert!(matches!(state.next_action(now, 7), LeaseAction::Replace(record, _) if record.epoch == 8));
 }
 
 /// Cuts and restores links and suspends processes at random: there are never two leaders, and one in the end.

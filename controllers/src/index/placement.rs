@@ -208,14 +208,12 @@ fn check_dual_pods_mode(
     let text = match mode {
         Some(_) if configured => return Ok(()),
         None => "this gateway does not serve mode dualPods: set kubernetes.dualPods in its configuration",
-        Some(ProviderMode::Launcher) => {
-            "this gateway runs dual pods in mode launcher: set kubernetes.dualPods.mode to sleep or plain, or name \
-             an InferenceServerConfig in the template's annotations"
-        }
-        Some(ProviderMode::Sleep) if model.engine.sleep != rouse_config::SleepApi::Vllm => {
+        Some(ProviderMode::Sleep | ProviderMode::Launcher)
+            if model.engine.sleep != rouse_config::SleepApi::Vllm =>
+        {
             "in mode dualPods the engine must be able to sleep: use vllm, with --enable-sleep-mode in its command"
         }
-        Some(ProviderMode::Sleep | ProviderMode::Plain) => return Ok(()),
+        Some(ProviderMode::Sleep | ProviderMode::Launcher | ProviderMode::Plain) => return Ok(()),
     };
     Err(Rejection::Unsupported(text).into())
 }

@@ -121,7 +121,7 @@ async fn record_level(context: &EngineContext, pod: &PodReceiver, level: Option<
             return pending().await;
         };
         let text = level.map(|level| level.number().to_string());
-        match engine_steps::annotate_pod(context, &engine_pod, json!({ ASLEEP: text })).await {
+        match engine_steps::annotate_pod(context, &engine_pod, &json!({ ASLEEP: text })).await {
             Ok(()) => return,
             Err(Error::Gone) => return pending().await,
             Err(error) => {

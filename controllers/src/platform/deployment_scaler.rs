@@ -6,10 +6,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use kube::{Api, ResourceExt as _};
 use rouse_net::stub_api::Epoch;
 use serde_json::json;
-use tokio::{
-    sync::{mpsc, watch},
-    time,
-};
+use tokio::{sync::watch, time};
 
 use super::{KubernetesContext, ModelPlacement, engine_manager::ManagerRequest};
 use crate::{crd::ledger::ObjectName, workload::EPOCH, writer::Error};
@@ -28,6 +25,21 @@ pub(super) struct DesiredDeployment {
     pub(super) placement: Arc<ModelPlacement>,
 }
 
+/// When a scaler writes its Deployment for the first time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FirstWrite {
+    AtOnce,
+    /// In turn with the other Deployments of a takeover, or at the first change. Until then the Deployment is as the
+    /// former leader left it.
+    InTurn,
+}
+
+/// Maximum number of Deployments of a takeover that are written at once.
+///
+/// A new leader writes each Deployment again, so that late writes of former leaders fail. Decisions must not wait for
+/// a thousand of these writes.
+pub(super) const MAX_CONCURRENT_REASSERTIONS: usize = 8;
+
 /// The object's version before a write; `None` means that the scaler must look it up first.
 ///
 /// The version keeps a write from overwriting a former leader's write, even a late one.
@@ -39,19 +51,30 @@ pub(super) async fn run(
     name: ObjectName,
     mut desired: watch::Receiver<DesiredDeployment>,
     applied: watch::Sender<u64>,
-    requests: mpsc::UnboundedSender<ManagerRequest>,
+    first: FirstWrite,
 ) {
     let api: Api<Deployment> = Api::namespaced(shared.client.clone(), &name.namespace);
+    let mut turn = None;
+    if first == FirstWrite::InTurn {
+        tokio::select! {
+            // Nothing closes the semaphore.
+            permit = shared.reassertions.acquire() => turn = permit.ok(),
+            changed = desired.changed() => if changed.is_err() { return },
+        }
+    }
     let mut known: KnownVersion = None;
     let mut reported = None;
     let mut pause = MIN_RETRY_DELAY;
     loop {
         let wanted = desired.borrow_and_update().clone();
-        match write(&shared, &api, &name, &wanted, known.take()).await {
+        let written = write(&shared, &api, &name, &wanted, known.take()).await;
+        // A Deployment that cannot be written holds up no other.
+        drop(turn.take());
+        match written {
             Ok(now) => {
                 (known, reported, pause) = (now, None, MIN_RETRY_DELAY);
                 applied.send_replace(wanted.version);
-                drop(requests.send(ManagerRequest::DeploymentApplied));
+                shared.request(ManagerRequest::DeploymentApplied { deployment: name.clone() }).await;
             }
             // Another client wrote the Deployment meanwhile. Look up its version and write ours over it.
             Err(Error::Conflict) => {
@@ -66,9 +89,9 @@ pub(super) async fn run(
                 }
                 if reported.as_ref() != Some(&(wanted.version, why.clone())) {
                     reported = Some((wanted.version, why.clone()));
-                    drop(requests.send(ManagerRequest::DeploymentRefused { deployment: name.clone(), why }));
+                    shared.request(ManagerRequest::DeploymentRefused { deployment: name.clone(), why }).await;
                 }
-                drop(requests.send(ManagerRequest::DeploymentApplied));
+                shared.request(ManagerRequest::DeploymentApplied { deployment: name.clone() }).await;
                 if matches!(time::timeout(REFUSED_RETRY_DELAY, desired.changed()).await, Ok(Err(_))) {
                     return;
                 }
@@ -101,7 +124,10 @@ async fn write(
     let epoch = shared.writer.leadership()?.epoch;
     let version = match known {
         Some(version) => Some(version),
-        None => shared.writer.get(api, &name.name).await?.map(|object| object.resource_version()),
+        None => {
+            let found = shared.writer.get_for_write(api, &name.name, epoch).await?;
+            found.map(|object| object.resource_version())
+        }
     };
     let Some(version) = version else {
         // A Deployment that does not exist has no Pods to scale down.

@@ -2,59 +2,63 @@
 //!
 //! Pods of a Deployment have generated names. So this task decides which engine runs in which Pod, and writes that to
 //! the Pod before anything else happens with the Pod. Commands, Pod changes and requests of engine tasks all arrive at
-//! this task alone. Slow work happens in other tasks (`engine_task`, `deployment_scaler`, `ledger_writer`).
+//! this task alone. Slow work happens in other tasks (`engine_task`, `deployment_scaler`, `ledger_writer`). A change
+//! concerns one engine, Pod or Deployment, and the indexes find what belongs to it without a walk over all.
 //!
 //! Engine tasks exist only while this gateway leads. When it acquires the Lease, it takes over what it finds
 //! (`takeover`). When it loses the Lease, it drops engine tasks, scalers and ledger writers as they are.
+//!
+//! No tasks wait for each other in a circle. Engine tasks and scalers wait for this task, when its request queue is
+//! full. This task waits for the driver, when the event channel is full, and during a takeover for the API server and
+//! stubs, with timeouts. The driver waits for neither: it submits through a `WorkQueue`. This task reaches all its
+//! tasks through a `WorkQueue`, a watch channel or a one-shot channel, none of which waits, and it sends itself no
+//! requests. It waits for its tasks only after it has aborted them (`JoinSet::shutdown`), and an aborted task ends at
+//! whatever it waits for.
 
+mod commands;
+mod engine_index;
 mod launch;
+mod leadership;
+mod ledger_writers;
 mod orphans;
 mod pod_assignment;
+mod pod_events;
+mod pod_index;
+mod replicas;
+mod scaler_index;
 mod status_sync;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::Duration,
 };
 
 use k8s_openapi::api::core::v1::Pod;
-use rouse::{
-    fault::FailureCause,
-    fleet::{
-        command::Command,
-        event::{CanaryVerdict, Event},
-    },
-    model::{EngineId, SleepLevel},
-    units::{Bytes, Generation},
-};
+use rouse::{fleet::command::Command, model::EngineId, units::Generation};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::JoinSet,
-    time,
 };
 
+use self::{
+    engine_index::{EngineIndex, PodNeed, PodUser},
+    ledger_writers::LedgerWriters,
+    pod_index::PodIndex,
+    scaler_index::ScalerIndex,
+};
 use super::{
-    KubernetesContext, ModelPlacement,
-    deployment_scaler::DesiredDeployment,
-    engine_task::{EngineTaskCommand, RetryBackoff},
-    ledger_writer::{self, LedgerChange},
-    takeover::{self, EngineReservation},
+    KubernetesContext, ModelPlacement, engine_task::EngineTaskCommand, ledger_writer::LedgerChange,
+    takeover::EngineReservation, work_queue::WorkQueue,
 };
 use crate::{
+    cache::{Subscription, TermDelta},
     crd::ledger::ObjectName,
-    election::Leadership,
-    engine_pod::{self, EnginePod},
-    ledger::SleepingMemory,
-    published::PublishedModel,
-    watch::{self as watches, Delta},
+    engine_pod::EnginePod,
+    kit::Terms,
+    published::PublishedMailbox,
 };
 
-/// Maximum number of tries to list a namespace's Pods, and the timeout of each.
-const MAX_LIST_TRIES: u32 = 10;
-const LIST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Low bits of a generation, below its leader's epoch: an engine can have 2^16 generations under one leader.
-const GENERATION_BITS: u32 = 16;
+pub(super) use self::status_sync::PublishedIndex;
 
 /// A request of an engine task or a scaler to the engine manager.
 #[derive(Debug)]
@@ -67,54 +71,55 @@ pub(super) enum ManagerRequest {
     Ended { engine: EngineId, generation: Generation },
     /// The API server refused this Deployment.
     DeploymentRefused { deployment: ObjectName, why: String },
-    /// A Deployment was written, or was refused.
-    DeploymentApplied,
-    /// The placements of models are known for the first time.
-    PlacementsSet,
+    /// This Deployment was written, or was refused.
+    DeploymentApplied { deployment: ObjectName },
     /// Change the ledger of this pool.
     ChangeLedger { pool: String, change: LedgerChange },
 }
 
 /// Inputs of the engine manager.
 pub(super) struct ManagerInputs {
-    pub(super) commands: mpsc::UnboundedReceiver<Command>,
-    pub(super) pods: mpsc::Receiver<Delta<Pod>>,
-    pub(super) requests: mpsc::UnboundedReceiver<ManagerRequest>,
-    pub(super) published: mpsc::UnboundedReceiver<PublishedModel>,
-    pub(super) leadership: watch::Receiver<Option<Leadership>>,
+    pub(super) commands: mpsc::Receiver<Command>,
+    pub(super) pods: Subscription<Pod>,
+    pub(super) requests: mpsc::Receiver<ManagerRequest>,
+    pub(super) published: Arc<PublishedMailbox>,
+    pub(super) terms: Terms,
 }
 
 pub(super) struct EngineManager {
     pub(super) shared: Arc<KubernetesContext>,
-    pub(super) engines: BTreeMap<EngineId, EngineTask>,
-    pub(super) pods: BTreeMap<ObjectName, Arc<EnginePod>>,
-    pub(super) scalers: BTreeMap<ObjectName, DeploymentScaler>,
-    ledger_writers: BTreeMap<String, mpsc::UnboundedSender<LedgerChange>>,
+    engines: EngineIndex<EngineTask>,
+    pub(super) pods: PodIndex,
+    scalers: ScalerIndex,
+    ledger_writers: LedgerWriters,
     /// Deployments to scale once the takeover is complete.
     pending: BTreeMap<ObjectName, Arc<ModelPlacement>>,
     /// Placements of engines that have a reservation but are not launched yet.
     reserved: BTreeMap<EngineId, Arc<ModelPlacement>>,
-    pub(super) tasks: JoinSet<()>,
-    requests: mpsc::UnboundedSender<ManagerRequest>,
+    tasks: JoinSet<()>,
+    /// Epoch of the term, while this gateway leads.
+    term: Option<u64>,
+    /// The takeover of this term has begun.
+    term_begun: bool,
     /// The takeover is complete, and the manager executes commands.
     leading: bool,
-    /// UIDs of Pods that no engine needed and that were already given up.
-    surplus_pods: BTreeSet<String>,
-    /// Reservations of models that are not served, until their Pods are gone.
-    pub(super) orphans: Vec<EngineReservation>,
-    /// Published statuses, by InferenceModel.
-    pub(super) published: BTreeMap<ObjectName, PublishedModel>,
-    /// Namespaces whose Pods were listed.
+    /// Reservations of models that are not served, by model, until the model's Pods are gone.
+    orphans: BTreeMap<ObjectName, Vec<EngineReservation>>,
+    pub(super) published: PublishedIndex,
+    /// The placements of models were known at the last look.
+    placements_known: bool,
+    /// Namespaces whose Pods were listed in this term.
     listed_namespaces: BTreeSet<Option<String>>,
 }
 
 /// The manager's record of one engine generation.
-pub(super) struct EngineTask {
+struct EngineTask {
     generation: Generation,
     /// `None` for an external backend.
     placement: Option<Arc<ModelPlacement>>,
-    deployment: ObjectName,
-    commands: mpsc::UnboundedSender<EngineTaskCommand>,
+    /// `None` for an external backend.
+    deployment: Option<ObjectName>,
+    commands: WorkQueue<EngineTaskCommand>,
     pod: Option<ObjectName>,
     pod_sender: watch::Sender<Option<Arc<EnginePod>>>,
     bound: bool,
@@ -124,59 +129,67 @@ pub(super) struct EngineTask {
 /// A release: the Deployment's version without the engine's Pod, and the sender that waits for that.
 type PodRelease = Option<(u64, Option<oneshot::Sender<()>>)>;
 
-/// The manager's record of one Deployment.
-pub(super) struct DeploymentScaler {
-    /// Model label and template hash of its Pods.
-    model: String,
-    template_hash: String,
-    desired: watch::Sender<DesiredDeployment>,
-    applied: watch::Receiver<u64>,
+impl PodUser for EngineTask {
+    fn deployment(&self) -> Option<&ObjectName> {
+        self.deployment.as_ref()
+    }
+
+    fn pod(&self) -> Option<&ObjectName> {
+        self.pod.as_ref()
+    }
+
+    fn need(&self) -> PodNeed {
+        match &self.release {
+            Some(_) => PodNeed::Leaving,
+            None if self.bound => PodNeed::Bound,
+            None => PodNeed::Seeking,
+        }
+    }
 }
 
 impl EngineManager {
-    pub(super) fn new(
-        shared: Arc<KubernetesContext>,
-        requests: mpsc::UnboundedSender<ManagerRequest>,
-    ) -> Self {
+    pub(super) fn new(shared: Arc<KubernetesContext>) -> Self {
         Self {
             shared,
-            engines: BTreeMap::new(),
-            pods: BTreeMap::new(),
-            scalers: BTreeMap::new(),
-            ledger_writers: BTreeMap::new(),
+            engines: EngineIndex::default(),
+            pods: PodIndex::default(),
+            scalers: ScalerIndex::default(),
+            ledger_writers: LedgerWriters::default(),
             pending: BTreeMap::new(),
             reserved: BTreeMap::new(),
             tasks: JoinSet::new(),
-            requests,
+            term: None,
+            term_begun: false,
             leading: false,
-            surplus_pods: BTreeSet::new(),
-            orphans: Vec::new(),
-            published: BTreeMap::new(),
+            orphans: BTreeMap::new(),
+            published: PublishedIndex::default(),
+            placements_known: false,
             listed_namespaces: BTreeSet::new(),
         }
     }
 
     /// Runs until the command sender is dropped.
     pub(super) async fn run(mut self, inputs: ManagerInputs) {
-        let ManagerInputs { mut commands, mut pods, mut requests, mut published, leadership: mut claim } =
-            inputs;
-        let mut epoch = None;
+        let ManagerInputs { mut commands, mut pods, mut requests, published, mut terms } = inputs;
+        let shared = Arc::clone(&self.shared);
         loop {
+            let mut pod_change = None;
             tokio::select! {
                 biased;
-                changed = claim.changed() => {
+                changed = terms.changed() => {
                     if changed.is_err() {
                         break;
                     }
                 }
+                () = shared.placements_changed.notified() => self.placements_changed().await,
                 // Before commands: the end of a generation is reported before the engine's next command is sent.
                 Some(request) = requests.recv() => self.handle_request(request).await,
                 command = commands.recv() => match command {
                     Some(command) => self.execute(command).await,
                     None => break,
                 },
-                Some(change) = pods.recv() => self.apply(change),
-                Some(said) = published.recv() => self.apply_status(said).await,
+                change = pods.recv() => pod_change = Some(change),
+                status = published.take() => self.apply_status(status).await,
                 Some(ended) = self.tasks.join_next() => {
                     if let Err(error) = ended
                         && !error.is_cancelled()
@@ -185,287 +198,75 @@ impl EngineManager {
                     }
                 }
             }
-            let claimed = claim.borrow_and_update().filter(Leadership::is_valid).map(|claim| claim.epoch);
-            // A gateway that has not listed everything would take unseen Pods for gone.
-            let now = claimed.filter(|_| epoch.is_some() || self.has_synced());
-            if now != epoch {
-                epoch = now;
-                self.change_leadership(now, &mut commands, &mut published).await;
+            // A term that began meanwhile comes first: the change may be of that term already.
+            if let Some(term) = terms.take_change() {
+                self.end_term().await;
+                self.term = term;
             }
-        }
-        self.tasks.shutdown().await;
-    }
-
-    fn has_synced(&self) -> bool {
-        self.shared.has_placements()
-            && self.shared.namespaces.iter().all(|namespace| self.listed_namespaces.contains(namespace))
-    }
-
-    /// Starts or ends leading. `epoch` is `None` when this gateway no longer leads.
-    async fn change_leadership(
-        &mut self,
-        epoch: Option<u64>,
-        commands: &mut mpsc::UnboundedReceiver<Command>,
-        published: &mut mpsc::UnboundedReceiver<PublishedModel>,
-    ) {
-        let leads = epoch.is_some();
-        self.leading = false;
-        self.tasks.shutdown().await;
-        let own_engines: Vec<(EngineId, Generation)> =
-            self.engines.iter().map(|(id, task)| (id.clone(), task.generation)).collect();
-        self.engines.clear();
-        self.scalers.clear();
-        self.ledger_writers.clear();
-        self.reserved.clear();
-        self.pending.clear();
-        self.surplus_pods.clear();
-        self.orphans.clear();
-        // Sent even between two successive terms of this gateway: work of the first term has ended.
-        self.shared.common.send_event(Event::LeadershipChanged { leads: false }).await;
-        if let Some(epoch) = epoch {
-            // A gateway that leads right after its start may not have processed the former leader's statuses yet. They
-            // show which engines serve.
-            while let Ok(published_model) = published.try_recv() {
-                self.apply_status(published_model).await;
-            }
-            self.forward_all().await;
-            self.shared.common.send_event(Event::LeadershipChanged { leads }).await;
-            // Generations from before this epoch, unknown to any current gateway, are older.
-            let generation = Generation(epoch << GENERATION_BITS);
-            self.shared.common.send_event(Event::GenerationFloor { generation }).await;
-            self.relist_pods().await;
-            takeover::take_over(self).await;
-            // Commands from before the takeover did not know what runs. Only `AwaitStub` still applies.
-            let mut holds = Vec::new();
-            while let Ok(command) = commands.try_recv() {
-                holds.extend(Some(command).filter(|command| matches!(command, Command::AwaitStub { .. })));
-            }
-            self.shared.common.send_event(Event::AdoptionDone).await;
-            self.leading = true;
-            for done in holds {
-                self.execute(done).await;
-            }
-            for (deployment, placement) in std::mem::take(&mut self.pending) {
-                self.update_replicas(&deployment, Some(placement));
-                self.assign(&deployment);
-            }
-        } else {
-            self.forward_all().await;
-            // Engines that this gateway had begun and no status mentions do not run.
-            for (engine, generation) in
-                own_engines.into_iter().filter(|(engine, _)| !self.is_published(engine))
+            if let Some(TermDelta { epoch, delta }) = pod_change
+                && self.term == Some(epoch)
             {
-                self.shared.common.send_event(Event::Published { engine, generation, published: None }).await;
+                self.apply(delta);
+            }
+            // A gateway that has not listed everything would take unseen Pods for gone.
+            if let Some(epoch) = self.term.filter(|_| !self.term_begun && self.has_synced()) {
+                self.term_begun = true;
+                self.begin_term(epoch, &mut commands, &published).await;
             }
         }
+        self.tasks.shutdown().await;
     }
 
-    /// Lists all Pods again before the takeover: a watch may have been cut unnoticed.
-    async fn relist_pods(&mut self) {
-        for namespace in self.shared.namespaces.clone() {
-            let pods = engine_pod::watch_target(&self.shared.client, namespace);
-            let mut pauses = RetryBackoff::new();
-            for _ in 0..MAX_LIST_TRIES {
-                match time::timeout(LIST_TIMEOUT, watches::list(&pods)).await {
-                    Ok(Ok(all)) => {
-                        self.apply(all);
-                        break;
-                    }
-                    Ok(Err(_))
-                        if pods
-                            .namespace
-                            .as_ref()
-                            .is_some_and(|n| self.shared.initial_lists.is_skipped(n)) =>
-                    {
-                        break;
-                    }
-                    Ok(Err(error)) => tracing::warn!(%error, "Pod list failed, retrying"),
-                    Err(_) => tracing::warn!("Pod list timed out, retrying"),
-                }
-                pauses.pause().await;
-            }
+    /// Handles a change of the placements of models.
+    async fn placements_changed(&mut self) {
+        let first = !std::mem::replace(&mut self.placements_known, true);
+        if self.leading {
+            self.placements_changed_while_leading();
+        } else if first {
+            self.forward_all().await;
         }
-    }
-
-    async fn execute(&mut self, command: Command) {
-        if !self.leading {
-            return;
-        }
-        match command {
-            Command::Reserve { engine, generation, .. } => self.reserve(engine, generation).await,
-            Command::Shrink { engine, bytes: Bytes::ZERO, .. } => {
-                if let Some(placement) = self.reserved.remove(&engine) {
-                    let model = placement.owner.object.clone();
-                    self.change_ledger(
-                        &placement,
-                        LedgerChange::Release { model, replica: engine.replica, done: None },
-                    );
-                }
-            }
-            Command::Shrink { engine, generation, bytes, host } => {
-                if let Some(placement) =
-                    self.engine_task(&engine, generation).and_then(|task| task.placement.clone())
-                {
-                    let bytes = Bytes(
-                        bytes.0.div_ceil(u64::from(placement.variant.spec.accelerators.count().max(1))),
-                    );
-                    let (model, keeps) =
-                        (placement.owner.object.clone(), SleepingMemory { bytes, host_bytes: host });
-                    self.change_ledger(
-                        &placement,
-                        LedgerChange::MarkAsleep { model, replica: engine.replica, sleeping_memory: keeps },
-                    );
-                }
-            }
-            Command::Launch { engine, generation, .. } => self.launch(engine, generation).await,
-            Command::Probe { engine, generation } => {
-                self.send_command(engine, generation, EngineTaskCommand::Probe).await
-            }
-            Command::AwaitStub { engine, generation } => {
-                self.send_command(engine, generation, EngineTaskCommand::Hold).await
-            }
-            Command::CloseGate { engine, generation, .. } => {
-                self.send_command(engine, generation, EngineTaskCommand::CloseGate).await;
-            }
-            Command::OpenGate { engine, generation, .. } => {
-                self.send_command(engine, generation, EngineTaskCommand::OpenGate).await;
-            }
-            Command::RevokeLeases { engine, generation, .. } => {
-                self.send_command(engine, generation, EngineTaskCommand::Revoke).await
-            }
-            Command::Stop { engine, generation, .. } => {
-                self.send_command(engine, generation, EngineTaskCommand::Stop).await
-            }
-            Command::Sleep { engine, generation, level } => {
-                self.send_command(engine, generation, EngineTaskCommand::Sleep(level)).await;
-            }
-            Command::Wake { engine, generation, level } => {
-                self.send_command(engine, generation, EngineTaskCommand::Wake(level)).await;
-            }
-            // A pool has no meter to read on demand. The driver handles the others.
-            Command::ReadMeter { .. }
-            | Command::Grant { .. }
-            | Command::Refuse { .. }
-            | Command::FinishOperation { .. } => {}
-        }
-    }
-
-    async fn reserve(&mut self, engine: EngineId, generation: Generation) {
-        if self.shared.external(&engine.model).is_some() {
-            let accelerators = Vec::new();
-            return self.shared.common.send_event(Event::Placed { engine, generation, accelerators }).await;
-        }
-        let task_placement = self.engine_task(&engine, generation).and_then(|task| task.placement.clone());
-        let sleeps = task_placement.is_some();
-        let Some(placement) = task_placement.or_else(|| self.shared.placement(&engine.model)) else {
-            return self.shared.common.send_event(Event::Conflict { engine, generation }).await;
-        };
-        let Some(request) = placement.reservation_request(engine.replica) else {
-            // The engine takes no memory of any pool.
-            let accelerators = Vec::new();
-            return self.shared.common.send_event(Event::Placed { engine, generation, accelerators }).await;
-        };
-        if sleeps {
-            let keeps = Some(placement.sleeping_memory(SleepLevel::One));
-            return self.change_ledger(
-                &placement,
-                LedgerChange::Reserve { engine, generation, request, sleeping_memory: keeps },
-            );
-        }
-        // The engine's former reservation lasts until the engine is seen gone. A new reservation would share it and
-        // vanish with it.
-        let had = |entry: &EngineReservation| {
-            entry.model == placement.owner.object && entry.replica == engine.replica
-        };
-        if self.engines.contains_key(&engine) || self.orphans.iter().any(had) {
-            return self.shared.common.send_event(Event::Conflict { engine, generation }).await;
-        }
-        self.reserved.insert(engine.clone(), Arc::clone(&placement));
-        self.change_ledger(
-            &placement,
-            LedgerChange::Reserve { engine, generation, request, sleeping_memory: None },
-        );
-    }
-
-    /// Sends a change to this pool's ledger writer.
-    fn change_ledger(&mut self, placement: &ModelPlacement, entry: LedgerChange) {
-        let Some(pool) = placement.pool.clone() else { return };
-        self.ledger_writer(&pool).send(entry).unwrap_or_default();
-    }
-
-    /// Returns this pool's ledger writer; starts one on first use.
-    pub(super) fn ledger_writer(&mut self, pool: &str) -> mpsc::UnboundedSender<LedgerChange> {
-        if let Some(known) = self.ledger_writers.get(pool) {
-            return known.clone();
-        }
-        let (entries, received) = mpsc::unbounded_channel();
-        self.tasks.spawn(ledger_writer::run(Arc::clone(&self.shared), pool.to_owned(), received));
-        self.ledger_writers.insert(pool.to_owned(), entries.clone());
-        entries
-    }
-
-    /// Sends a command to an engine task. If that generation has ended, sends the outcome of a vanished engine instead.
-    async fn send_command(&mut self, engine: EngineId, generation: Generation, command: EngineTaskCommand) {
-        let task = self.engines.get(&engine).filter(|task| task.generation == generation);
-        if task.is_some_and(|task| task.commands.send(command).is_ok()) {
-            return;
-        }
-        let outcome = match command {
-            EngineTaskCommand::Probe => Event::Canary {
-                engine,
-                generation,
-                verdict: CanaryVerdict::Failed(FailureCause::Unreachable),
-            },
-            EngineTaskCommand::CloseGate | EngineTaskCommand::Revoke => Event::Drained { engine, generation },
-            EngineTaskCommand::Sleep(_) => {
-                Event::SleepFailed { engine, generation, cause: FailureCause::Unreachable }
-            }
-            EngineTaskCommand::Wake(_) => {
-                Event::WakeFailed { engine, generation, cause: FailureCause::Unreachable }
-            }
-            EngineTaskCommand::Stop => Event::Gone { engine, generation, cause: FailureCause::Stopped },
-            EngineTaskCommand::Hold | EngineTaskCommand::OpenGate => return,
-        };
-        self.shared.common.send_event(outcome).await;
     }
 
     async fn handle_request(&mut self, request: ManagerRequest) {
         match request {
             ManagerRequest::Bound { engine, generation } => {
-                if let Some(task) = self.engine_task(&engine, generation) {
-                    task.bound = true;
-                }
+                self.change_engine(&engine, generation, |task| task.bound = true);
             }
             ManagerRequest::ReleasePod { engine, generation, done } => {
-                let Some(task) = self.engine_task(&engine, generation) else { return };
-                task.release = Some((u64::MAX, Some(done)));
-                let deployment = task.deployment.clone();
-                let version = self.update_replicas(&deployment, None);
-                if let Some((from, _)) =
-                    self.engine_task(&engine, generation).and_then(|task| task.release.as_mut())
-                {
-                    *from = version;
-                }
-                self.complete_releases();
+                self.release_pod(&engine, generation, done);
             }
             ManagerRequest::Ended { engine, generation } => {
-                if self.engine_task(&engine, generation).is_some() {
-                    self.engines.remove(&engine);
+                if self.engine(&engine, generation).is_some()
+                    && let Some(deployment) = self.engines.remove(&engine).and_then(|task| task.deployment)
+                {
+                    self.end_unused_scaler(&deployment);
                 }
             }
             ManagerRequest::DeploymentRefused { deployment, why } => {
                 self.deployment_refused(&deployment, &why).await
             }
-            ManagerRequest::DeploymentApplied => self.complete_releases(),
-            ManagerRequest::PlacementsSet if self.leading => {}
-            ManagerRequest::PlacementsSet => self.forward_all().await,
-            ManagerRequest::ChangeLedger { pool, change: entry } => {
-                self.ledger_writer(&pool).send(entry).unwrap_or_default();
+            ManagerRequest::DeploymentApplied { deployment } => {
+                self.complete_releases(&deployment);
+                self.end_unused_scaler(&deployment);
             }
+            ManagerRequest::ChangeLedger { pool, change } => self.change_pool_ledger(&pool, change),
         }
     }
 
-    fn engine_task(&mut self, engine: &EngineId, generation: Generation) -> Option<&mut EngineTask> {
-        self.engines.get_mut(engine).filter(|task| task.generation == generation)
+    /// Returns the record of this engine generation, if the engine has no other.
+    fn engine(&self, engine: &EngineId, generation: Generation) -> Option<&EngineTask> {
+        self.engines.get(engine).filter(|task| task.generation == generation)
+    }
+
+    /// Changes the record of this engine generation, if the engine has no other.
+    fn change_engine(
+        &mut self,
+        engine: &EngineId,
+        generation: Generation,
+        change: impl FnOnce(&mut EngineTask),
+    ) {
+        if self.engine(engine, generation).is_some() {
+            self.engines.change(engine, change);
+        }
     }
 }

@@ -29,8 +29,8 @@ use crate::{
     engine_pod::{EnginePod, PodFailure},
     ledger::ReservationLocation,
     stub_client::{StubClient, StubClientError},
-    workload::{DELETION_COST, EPOCH, GENERATION, REPLICA, SPI_PORT, merge},
-    writer::Error,
+    workload::{DELETION_COST, GENERATION, REPLICA, SPI_PORT, merge},
+    writer::{Error, fence::Fence},
 };
 
 /// Outcome of a step.
@@ -40,6 +40,12 @@ pub(super) enum StepOutcome {
     Started,
     Ready,
     Asleep,
+    /// The stub of an adopted engine has accepted this leader.
+    Confirmed,
+    /// The stub of an adopted engine has not answered this leader yet.
+    Unanswered,
+    /// The stub was started with another key and obeys no orders.
+    Unauthorized,
     /// The start failed and reported why, or this gateway no longer leads, or the Pod vanished.
     Failed,
 }
@@ -86,7 +92,7 @@ pub(super) async fn acquire_pod(context: Arc<EngineContext>, mut pod: PodReceive
                 &engine_pod.name.name,
                 &context.placement.variant.name,
             );
-            drop(context.requests.send(ManagerRequest::Bound { engine: engine.clone(), generation }));
+            context.shared.request(ManagerRequest::Bound { engine: engine.clone(), generation }).await;
             context.shared.common.send_event(Event::Started { engine, generation, address }).await;
             return StepOutcome::Started;
         }
@@ -103,7 +109,7 @@ async fn bind_pod(context: &EngineContext, engine_pod: &EnginePod) -> bool {
         DELETION_COST: BOUND_DELETION_COST,
     });
     let mut pauses = RetryBackoff::new();
-    while let Err(error) = annotate_pod(context, engine_pod, marks.clone()).await {
+    while let Err(error) = annotate_pod(context, engine_pod, &marks).await {
         if matches!(error, Error::Gone | Error::Conflict) {
             return false;
         }
@@ -209,11 +215,8 @@ pub(super) async fn locate(context: &EngineContext, pod: &PodReceiver) {
             // A requester's Pod has an address before its stub listens, and a stub waits for its driver.
             if !reported.as_ref().is_err_and(StubClientError::is_unavailable) {
                 let accelerators = reported.unwrap_or_default();
-                context.shared.record_location(
-                    &context.placement,
-                    context.id.replica,
-                    ReservationLocation { node, accelerators },
-                );
+                let location = ReservationLocation { node, accelerators };
+                context.shared.record_location(&context.placement, context.id.replica, location).await;
                 context.located.store(true, Ordering::Relaxed);
                 return;
             }
@@ -312,7 +315,7 @@ pub(super) async fn open(client: Arc<EngineClient>, context: Arc<EngineContext>)
 
 /// Shuts the engine down: closes its stub, releases its Pod, and waits until that is gone. `has_stub`: it has a stub.
 pub(super) async fn shut_down(context: Arc<EngineContext>, mut pod: PodReceiver, has_stub: bool) {
-    context.shared.mark_releasing(&context.placement, context.id.replica);
+    context.shared.mark_releasing(&context.placement, context.id.replica).await;
     let engine_pod = pod.borrow().clone();
     if let Some(engine_pod) = &engine_pod {
         if has_stub && let Some(address) = context.proxy(&pod) {
@@ -320,7 +323,7 @@ pub(super) async fn shut_down(context: Arc<EngineContext>, mut pod: PodReceiver,
         }
         if !engine_pod.terminating {
             // A ReplicaSet deletes an unready Pod before a ready one, whatever their deletion costs.
-            if let Err(error) = annotate_pod(&context, engine_pod, leaving_annotations(&context)).await {
+            if let Err(error) = annotate_pod(&context, engine_pod, &leaving_annotations(&context)).await {
                 tracing::debug!(pod = %engine_pod.name, %error, "cannot mark the Pod as leaving");
             }
             let unready = |engine_pod: &Option<Arc<EnginePod>>| {
@@ -387,7 +390,9 @@ pub(super) async fn set_readiness(context: &EngineContext, proxy: SocketAddr, re
 
 async fn delete(context: &EngineContext, engine_pod: &EnginePod) -> bool {
     let api: Api<PodObject> = Api::namespaced(context.shared.client.clone(), &engine_pod.name.namespace);
-    let done = context.shared.writer.delete(&api, &engine_pod.name.name, &engine_pod.uid).await;
+    let Ok(leadership) = context.shared.writer.leadership() else { return false };
+    let fence = Fence::new(engine_pod.seen.clone(), leadership.epoch);
+    let done = Box::pin(context.shared.writer.delete_fenced(&api, &engine_pod.name.name, &fence)).await;
     done.inspect_err(|error| tracing::debug!(pod = %engine_pod.name, %error, "cannot delete the Pod")).is_ok()
 }
 
@@ -395,15 +400,12 @@ async fn delete(context: &EngineContext, engine_pod: &EnginePod) -> bool {
 pub(super) async fn annotate_pod(
     context: &EngineContext,
     engine_pod: &EnginePod,
-    mut marks: Value,
+    marks: &Value,
 ) -> Result<(), Error> {
-    let epoch = context.shared.writer.leadership()?.epoch;
-    if let Some(marks) = marks.as_object_mut() {
-        marks.insert(EPOCH.to_owned(), json!(epoch.to_string()));
-    }
+    let fence = Fence::new(engine_pod.seen.clone(), context.shared.writer.leadership()?.epoch);
     let api: Api<PodObject> = Api::namespaced(context.shared.client.clone(), &engine_pod.name.namespace);
-    let patch = json!({"metadata": {"uid": engine_pod.uid, "annotations": marks}});
-    context.shared.writer.patch_merge(&api, &engine_pod.name.name, &patch).await.map(drop)
+    let patch = json!({"metadata": {"annotations": marks}});
+    Box::pin(context.shared.writer.patch_fenced(&api, &engine_pod.name.name, &fence, &patch)).await
 }
 
 /// Returns the Pod and its stub's address once it has one; `None` when this gateway no longer leads.

@@ -28,7 +28,7 @@ use tokio::{
 };
 
 use super::{
-    KubernetesContext, ModelPlacement, actuation,
+    KubernetesContext, ModelPlacement, actuation, confirmation,
     engine_manager::ManagerRequest,
     engine_steps::{self, StepOutcome},
     observe,
@@ -65,7 +65,7 @@ pub(super) enum EngineTaskStart {
     /// The engine has a Pod and was not seen ready.
     Starting,
     Awake,
-    /// The engine was awake under the former leader, and has not answered this leader.
+    /// The former leader saw the engine awake, and this leader has no answer of it yet.
     Unconfirmed,
     Asleep,
     /// The former leader ordered the engine to sleep and did not see it asleep.
@@ -78,7 +78,6 @@ pub(super) struct EngineContext {
     pub(super) id: EngineId,
     pub(super) generation: Generation,
     pub(super) placement: Arc<ModelPlacement>,
-    pub(super) requests: mpsc::UnboundedSender<ManagerRequest>,
     /// The engine's stub has reported its Pod's accelerators.
     pub(super) located: AtomicBool,
 }
@@ -91,7 +90,7 @@ type StepFuture<T> = Option<Pin<Box<dyn Future<Output = T> + Send>>>;
 /// Runs until the engine's Pod is gone, or until this gateway no longer leads.
 pub(super) async fn run(
     context: Arc<EngineContext>,
-    mut commands: mpsc::UnboundedReceiver<EngineTaskCommand>,
+    mut commands: mpsc::Receiver<EngineTaskCommand>,
     mut pod: PodReceiver,
     start: EngineTaskStart,
 ) {
@@ -106,7 +105,10 @@ pub(super) async fn run(
         (EngineTaskStart::Starting, _) => {
             Box::pin(engine_steps::wait_ready(Arc::clone(&context), pod.clone()))
         }
-        (EngineTaskStart::Awake | EngineTaskStart::Unconfirmed, _) => Box::pin(ready(StepOutcome::Ready)),
+        (EngineTaskStart::Awake, _) => Box::pin(ready(StepOutcome::Ready)),
+        (EngineTaskStart::Unconfirmed, _) => {
+            Box::pin(confirmation::confirm(Arc::clone(&context), pod.clone()))
+        }
         (EngineTaskStart::FallingAsleep(level), Some(client)) => {
             Box::pin(actuation::resume_sleep(Arc::clone(client), Arc::clone(&context), pod.clone(), level))
         }
@@ -175,14 +177,30 @@ pub(super) async fn run(
                         occupancy = Some(context.occupy(&pod));
                         starting = Some(Box::pin(engine_steps::wait_ready(Arc::clone(&context), pod.clone())));
                     }
-                    StepOutcome::Ready => {
-                        if let Some(contact) = client.clone() {
-                            let known = if start == EngineTaskStart::Unconfirmed { InitialHealth::Unconfirmed } else { InitialHealth::Healthy };
+                    StepOutcome::Ready | StepOutcome::Confirmed | StepOutcome::Unanswered => {
+                        let answered = done == StepOutcome::Ready;
+                        if done == StepOutcome::Unanswered {
+                            starting = Some(Box::pin(confirmation::confirm_later(Arc::clone(&context), pod.clone())));
+                        }
+                        // A watch that waits for the stub's gate, or that began before the stub answered, goes on.
+                        if let Some(contact) = client.clone().filter(|_| answered || health_watch.is_none()) {
+                            let known = if answered { InitialHealth::Healthy } else { InitialHealth::Unconfirmed };
                             health_watch = Some(Box::pin(async move { health::watch_health(&contact, known).await }));
                         }
-                        if let Some(tenancy) = occupancy.clone() {
+                        if let Some(tenancy) = occupancy.clone().filter(|_| answered || usage_poll.is_none()) {
                             usage_poll = Some(Box::pin(context.observe(&pod, tenancy, start)));
                         }
+                    }
+                    StepOutcome::Unauthorized => {
+                        tracing::warn!(
+                            engine = %context.id,
+                            "replacing the engine: its stub was started with another key"
+                        );
+                        (probe, drain, health_watch, usage_poll) = (None, None, None, None);
+                        cause = FailureCause::Refused;
+                        context.report_gate_closed().await;
+                        let leaving = Arc::clone(&context);
+                        shutdown = Some(Box::pin(engine_steps::shut_down(leaving, pod.clone(), client.is_some())));
                     }
                     StepOutcome::Asleep | StepOutcome::Failed => {}
                 }
@@ -219,9 +237,14 @@ impl EngineContext {
     /// Reports a closed gate if another client deleted the Pod: new requests then wait for the next Pod.
     async fn report_terminating(&self, pod: &PodReceiver) {
         if pod.borrow().as_ref().is_some_and(|pod| pod.terminating && !pod.finished) {
-            let (engine, generation) = (self.id.clone(), self.generation);
-            self.shared.common.send_event(Event::StubGateClosed { engine, generation }).await;
+            self.report_gate_closed().await;
         }
+    }
+
+    /// Reports that the engine takes no more requests.
+    async fn report_gate_closed(&self) {
+        let (engine, generation) = (self.id.clone(), self.generation);
+        self.shared.common.send_event(Event::StubGateClosed { engine, generation }).await;
     }
 
     /// Reports the Pod's failure, if it has one.
@@ -269,16 +292,16 @@ impl EngineContext {
         self.shared.release(&self.placement, self.id.replica).await;
         self.shared.status_inputs.forget_engine(&self.id);
         let (engine, generation) = (self.id.clone(), self.generation);
-        drop(self.requests.send(ManagerRequest::Ended { engine: engine.clone(), generation }));
+        self.shared.request(ManagerRequest::Ended { engine: engine.clone(), generation }).await;
         self.shared.common.send_event(Event::Gone { engine, generation, cause }).await;
     }
 
     /// Releases the engine's Pod; returns after the scale-down is applied and no surplus Pod remains.
     pub(super) async fn release_pod(&self) {
         let (done, released) = oneshot::channel();
-        let request =
-            ManagerRequest::ReleasePod { engine: self.id.clone(), generation: self.generation, done };
-        if self.requests.send(request).is_err() || released.await.is_err() {
+        let (engine, generation) = (self.id.clone(), self.generation);
+        self.shared.request(ManagerRequest::ReleasePod { engine, generation, done }).await;
+        if released.await.is_err() {
             // This gateway no longer leads: the task is about to be dropped.
             pending().await
         }

@@ -12,9 +12,9 @@ use rouse_platform::{
 use tokio::{net, sync::mpsc, time};
 
 use super::{
+    context::report_failure,
     engine_manager::ManagerRequest,
     engine_task::{EngineTaskCommand, RetryBackoff},
-    report_failure,
 };
 use crate::{
     backend_address::{self, BackendAddress, BackendHost},
@@ -38,14 +38,14 @@ pub(super) struct ExternalEngineTask {
     pub(super) id: EngineId,
     pub(super) generation: Generation,
     pub(super) external: Arc<ExternalBackend>,
-    pub(super) requests: mpsc::UnboundedSender<ManagerRequest>,
+    pub(super) requests: mpsc::Sender<ManagerRequest>,
 }
 
 impl ExternalEngineTask {
     /// Runs until it is stopped. `known`: the backend's address, if it already serves.
     pub(super) async fn run(
         self,
-        mut commands: mpsc::UnboundedReceiver<EngineTaskCommand>,
+        mut commands: mpsc::Receiver<EngineTaskCommand>,
         known: Option<SocketAddr>,
     ) {
         let stopped = async {
@@ -75,7 +75,9 @@ impl ExternalEngineTask {
             () = self.serve(known) => {}
         }
         let (engine, generation) = (self.id.clone(), self.generation);
-        drop(self.requests.send(ManagerRequest::Ended { engine: engine.clone(), generation }));
+        // Without a manager this gateway is ending, and its tasks with it.
+        let ended = ManagerRequest::Ended { engine: engine.clone(), generation };
+        self.requests.send(ended).await.unwrap_or_default();
         self.common.send_event(Event::Gone { engine, generation, cause: FailureCause::Stopped }).await;
     }
 
@@ -184,10 +186,10 @@ mod tests {
     /// A task for a backend on this machine, with both of its ends.
     struct ExternalFixture {
         task: JoinHandle<()>,
-        commands: mpsc::UnboundedSender<EngineTaskCommand>,
+        commands: mpsc::Sender<EngineTaskCommand>,
         events: mpsc::Receiver<Event>,
         /// The server name of each request's TLS handshake, and its head.
-        requests: mpsc::UnboundedReceiver<(Option<String>, String)>,
+        requests: mpsc::Receiver<(Option<String>, String)>,
         backend: JoinHandle<()>,
     }
 
@@ -196,13 +198,13 @@ mod tests {
         async fn begin(name: &str, server: Arc<ServerConfig>, roots: RootCertStore) -> Self {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let external = Arc::new(external(listener.local_addr().unwrap().port(), name, roots));
-            let (requests_tx, requests_rx) = mpsc::unbounded_channel();
+            let (requests_tx, requests_rx) = mpsc::channel(64);
             let backend = tokio::spawn(answers(listener, TlsAcceptor::from(server), requests_tx));
             let (events_tx, events) = mpsc::channel(16);
             let config = Arc::new(rouse_config::parse("", "test").unwrap());
             let common = PlatformContext::new(config, events_tx, TickClock::new(Instant::now(), Tick(1)));
-            let (requests, _over) = mpsc::unbounded_channel();
-            let (commands, commands_rx) = mpsc::unbounded_channel();
+            let (requests, _over) = mpsc::channel(1);
+            let (commands, commands_rx) = mpsc::channel(8);
             let (id, generation) = (EngineId::new("m".into(), 0), Generation(1));
             let external_task = ExternalEngineTask {
                 common,
@@ -221,7 +223,7 @@ mod tests {
         }
 
         async fn stop(mut self) {
-            self.commands.send(EngineTaskCommand::Stop).unwrap();
+            self.commands.send(EngineTaskCommand::Stop).await.unwrap();
             assert!(matches!(self.next().await, Event::Gone { .. }));
             self.task.await.unwrap();
             self.backend.abort();
@@ -232,7 +234,7 @@ mod tests {
     async fn answers(
         listener: TcpListener,
         tls: TlsAcceptor,
-        requests: mpsc::UnboundedSender<(Option<String>, String)>,
+        requests: mpsc::Sender<(Option<String>, String)>,
     ) {
         while let Ok((stream, _)) = listener.accept().await {
             let Ok(mut stream) = tls.accept(stream).await else { continue };
@@ -247,7 +249,7 @@ mod tests {
             if head.is_empty() {
                 continue;
             }
-            requests.send((name, String::from_utf8_lossy(&head).into_owned())).unwrap();
+            requests.send((name, String::from_utf8_lossy(&head).into_owned())).await.unwrap();
             let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}";
             stream.write_all(answer).await.unwrap();
             stream.shutdown().await.unwrap_or_default();
@@ -281,7 +283,7 @@ mod tests {
         let mut visited = ExternalFixture::begin("localhost", server, roots).await;
         assert!(matches!(visited.next().await, Event::Started { .. }));
         assert!(matches!(visited.next().await, Event::Ready { .. }));
-        visited.commands.send(EngineTaskCommand::Probe).unwrap();
+        visited.commands.send(EngineTaskCommand::Probe).await.unwrap();
         assert!(matches!(visited.next().await, Event::Canary { verdict: CanaryVerdict::Passed, .. }));
         let (name, health) = visited.requests.recv().await.unwrap();
         assert_eq!(name.as_deref(), Some("localhost"), "a server of several names is told which is meant");

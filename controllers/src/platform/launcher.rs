@@ -22,8 +22,12 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::sync::mpsc;
 
+pub(crate) use self::instance::same_server;
 pub use self::{
-    instance::{InstanceRequest, LauncherInstance, engine_id, fingerprint, instance_id, matches_server},
+    instance::{
+        InstanceRequest, LauncherInstance, engine_id, fingerprint, instance_id, matches_server,
+        patched_fingerprint,
+    },
     watch::LauncherWatchEvent,
 };
 
@@ -64,6 +68,14 @@ impl Error {
             Self::Refused { .. } => CommandFailure::Refused,
         }
     }
+}
+
+/// Whether a launcher refuses the orders of replaced leaders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EpochSupport {
+    Fenced,
+    /// The public launcher obeys every caller.
+    Unknown,
 }
 
 /// All instances of a launcher.
@@ -112,14 +124,18 @@ impl LauncherClient {
         read(&reply).map(|InstanceRevision { revision }| revision)
     }
 
-    /// Announces this leader's epoch: from here on the launcher refuses older leaders. The public launcher ignores it.
+    /// Announces this leader's epoch: from here on the launcher refuses older leaders. The public launcher knows no
+    /// epochs.
     ///
     /// # Errors
     /// [`Error::Conflict`] if the launcher has seen a newer leader.
-    pub async fn announce_epoch(&self) -> Result<(), Error> {
+    pub async fn announce_epoch(&self) -> Result<EpochSupport, Error> {
         let body = serde_json::to_value(EpochAnnouncement { epoch: self.epoch }).unwrap_or_default();
         let reply = self.call(Method::POST, EPOCH_PATH, Some(&body), CALL_TIMEOUT).await?;
-        if reply.status == 404 { Ok(()) } else { checked(reply).map(drop) }
+        if reply.status == 404 {
+            return Ok(EpochSupport::Unknown);
+        }
+        checked(reply).map(|_| EpochSupport::Fenced)
     }
 
     /// Returns the instance of this id, if there is one.

@@ -26,6 +26,10 @@ use crate::{
 
 /// Maximum number of changes in one write.
 const MAX_BATCH: usize = 64;
+/// How long changes for which nothing waits are held back, to share a write with later ones.
+///
+/// The engines of a large start report their accelerators one by one, and every gateway reads every version of a pool.
+const SHARE_DELAY: Duration = Duration::from_millis(100);
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Delay before an asleep engine's refused reservation is reported, and so retried.
 const SLEEPER_RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -64,7 +68,7 @@ pub(super) enum LedgerChange {
 pub(super) async fn run(
     shared: Arc<KubernetesContext>,
     pool: String,
-    mut entries: mpsc::UnboundedReceiver<LedgerChange>,
+    mut entries: mpsc::Receiver<LedgerChange>,
 ) {
     let mut open = Vec::new();
     let mut pause = MIN_RETRY_DELAY;
@@ -72,6 +76,7 @@ pub(super) async fn run(
         if open.is_empty() && entries.recv_many(&mut open, MAX_BATCH).await == 0 {
             return;
         }
+        gather(&mut entries, &mut open).await;
         let now = shared.common.clock.now();
         let change = |ledger: &mut Ledger, total| {
             Ok::<_, Infallible>(open.iter().map(|entry| entry.apply(ledger, total, now)).collect::<Vec<_>>())
@@ -103,6 +108,22 @@ pub(super) async fn run(
     }
 }
 
+/// Adds the changes that arrive until one of them is awaited, for [`SHARE_DELAY`] at most.
+async fn gather(entries: &mut mpsc::Receiver<LedgerChange>, open: &mut Vec<LedgerChange>) {
+    let until = time::Instant::now() + SHARE_DELAY;
+    while open.len() < MAX_BATCH && !open.iter().any(LedgerChange::is_awaited) {
+        match time::timeout_at(until, entries.recv()).await {
+            Ok(Some(entry)) => open.push(entry),
+            Ok(None) | Err(_) => return,
+        }
+    }
+    while open.len() < MAX_BATCH
+        && let Ok(entry) = entries.try_recv()
+    {
+        open.push(entry);
+    }
+}
+
 /// Outcome of a change.
 enum LedgerOutcome {
     Done,
@@ -115,6 +136,15 @@ enum LedgerOutcome {
 }
 
 impl LedgerChange {
+    /// Whether an engine waits for the write: one that is to start or wake, or one that needs the memory.
+    const fn is_awaited(&self) -> bool {
+        match self {
+            Self::Reserve { .. } | Self::MarkAsleep { .. } | Self::Release { .. } => true,
+            // A start goes on while its location is written.
+            Self::MarkReleasing { .. } | Self::Adopt { .. } | Self::SetLocation { .. } => false,
+        }
+    }
+
     fn apply(&self, ledger: &mut Ledger, total: Bytes, now: Tick) -> LedgerOutcome {
         match self {
             Self::Reserve { engine, request, .. } => {
@@ -202,5 +232,60 @@ impl LedgerChange {
             }
             entry => entry,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    fn releasing(replica: u32) -> LedgerChange {
+        LedgerChange::MarkReleasing { model: ObjectName::new("chat", "qwen"), replica }
+    }
+
+    fn release(replica: u32) -> LedgerChange {
+        LedgerChange::Release { model: ObjectName::new("chat", "qwen"), replica, done: None }
+    }
+
+    fn replicas(changes: &[LedgerChange]) -> Vec<u32> {
+        let replica = |change: &LedgerChange| match change {
+            LedgerChange::MarkReleasing { replica, .. } | LedgerChange::Release { replica, .. } => *replica,
+            other => panic!("{other:?}"),
+        };
+        changes.iter().map(replica).collect()
+    }
+
+    #[tokio::test]
+    async fn an_awaited_change_is_written_at_once_with_all_that_wait_and_in_order() {
+        let (tx, mut entries) = mpsc::channel(MAX_BATCH * 2);
+        for change in [releasing(1), release(2), releasing(3)] {
+            tx.try_send(change).unwrap();
+        }
+        let mut open = vec![releasing(0)];
+        assert!(gather(&mut entries, &mut open).now_or_never().is_some());
+        assert_eq!(replicas(&open), [0, 1, 2, 3]);
+        assert!(gather(&mut entries, &mut open).now_or_never().is_some(), "the awaited change is among them");
+    }
+
+    #[tokio::test]
+    async fn changes_that_nothing_awaits_wait_for_others_and_not_for_long() {
+        let (tx, mut entries) = mpsc::channel(MAX_BATCH * 2);
+        let mut open = vec![releasing(0)];
+        assert!(gather(&mut entries, &mut open).now_or_never().is_none());
+        gather(&mut entries, &mut open).await;
+        assert_eq!(replicas(&open), [0], "the delay has an end");
+
+        let all: Vec<u32> = (0..u32::try_from(MAX_BATCH).unwrap()).collect();
+        for replica in &all[1..] {
+            tx.try_send(releasing(*replica)).unwrap();
+        }
+        assert!(gather(&mut entries, &mut open).now_or_never().is_some(), "a whole batch waits for nothing");
+        assert_eq!(replicas(&open), all);
+
+        drop(tx);
+        let mut open = vec![releasing(0)];
+        assert!(gather(&mut entries, &mut open).now_or_never().is_some(), "no change will come");
     }
 }

@@ -12,7 +12,16 @@ use rouse::model::{AcceleratorId, EngineId};
 
 /// All engines that have a Pod.
 #[derive(Debug, Default)]
-pub(super) struct OccupancyMap(Mutex<BTreeMap<EngineId, Occupant>>);
+pub(super) struct OccupancyMap(Mutex<Occupants>);
+
+#[derive(Debug, Default)]
+struct Occupants {
+    engines: BTreeMap<EngineId, Occupant>,
+    /// Engines on each accelerator, as far as known.
+    known: BTreeMap<AcceleratorId, BTreeSet<EngineId>>,
+    /// Engines whose accelerators are not known, by node.
+    unknown: BTreeMap<Option<String>, BTreeSet<EngineId>>,
+}
 
 #[derive(Debug)]
 struct Occupant {
@@ -31,13 +40,68 @@ pub(super) struct AcceleratorOccupancy {
 
 impl OccupancyMap {
     pub(super) fn occupy(self: &Arc<Self>, engine: EngineId, node: Option<String>) -> AcceleratorOccupancy {
-        let occupant = Occupant { node: node.clone(), accelerators: None };
-        self.all().insert(engine.clone(), occupant);
+        self.all().insert(engine.clone(), Occupant { node: node.clone(), accelerators: None });
         AcceleratorOccupancy { occupancy: Arc::clone(self), engine, node }
     }
 
-    fn all(&self) -> MutexGuard<'_, BTreeMap<EngineId, Occupant>> {
+    fn all(&self) -> MutexGuard<'_, Occupants> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Occupants {
+    /// Adds an engine, in place of its earlier entry.
+    fn insert(&mut self, engine: EngineId, occupant: Occupant) {
+        self.remove(&engine);
+        match &occupant.accelerators {
+            Some(accelerators) => {
+                for accelerator in accelerators {
+                    self.known.entry(accelerator.clone()).or_default().insert(engine.clone());
+                }
+            }
+            None => {
+                self.unknown.entry(occupant.node.clone()).or_default().insert(engine.clone());
+            }
+        }
+        self.engines.insert(engine, occupant);
+    }
+
+    fn remove(&mut self, engine: &EngineId) -> Option<Occupant> {
+        let occupant = self.engines.remove(engine)?;
+        match &occupant.accelerators {
+            Some(accelerators) => {
+                accelerators.iter().for_each(|accelerator| take_out(&mut self.known, accelerator, engine));
+            }
+            None => take_out(&mut self.unknown, &occupant.node, engine),
+        }
+        Some(occupant)
+    }
+
+    /// Whether another engine is known to have one of the accelerators.
+    fn has_other_on(&self, accelerators: &BTreeSet<AcceleratorId>, engine: &EngineId) -> bool {
+        accelerators.iter().any(|accelerator| has_other(self.known.get(accelerator), engine))
+    }
+
+    /// Whether another engine whose accelerators are unknown may be on this node.
+    fn may_have_other_at(&self, node: Option<&String>, engine: &EngineId) -> bool {
+        if node.is_none() {
+            return self.unknown.values().any(|engines| has_other(Some(engines), engine));
+        }
+        [node.cloned(), None].iter().any(|node| has_other(self.unknown.get(node), engine))
+    }
+}
+
+fn has_other(engines: Option<&BTreeSet<EngineId>>, engine: &EngineId) -> bool {
+    engines.into_iter().flatten().any(|other| other != engine)
+}
+
+/// Removes the engine from the set of this key.
+fn take_out<K: Ord>(sets: &mut BTreeMap<K, BTreeSet<EngineId>>, key: &K, engine: &EngineId) {
+    if let Some(engines) = sets.get_mut(key) {
+        engines.remove(engine);
+        if engines.is_empty() {
+            sets.remove(key);
+        }
     }
 }
 
@@ -48,13 +112,13 @@ impl AcceleratorOccupancy {
     /// unknown may have one of them.
     pub(super) fn is_exclusive(&self, accelerators: &BTreeSet<AcceleratorId>, shared: bool) -> bool {
         let mut all = self.occupancy.all();
-        if let Some(occupant) = all.get_mut(&self.engine) {
-            occupant.accelerators = Some(accelerators.clone());
+        if let Some(occupant) = all.remove(&self.engine) {
+            let accelerators = Some(accelerators.clone());
+            all.insert(self.engine.clone(), Occupant { accelerators, ..occupant });
         }
-        all.iter().filter(|(engine, _)| **engine != self.engine).all(|(_, other)| match &other.accelerators {
-            Some(others) => others.is_disjoint(accelerators),
-            None => !shared || (other.node.is_some() && self.node.is_some() && other.node != self.node),
-        })
+        let is_shared = all.has_other_on(accelerators, &self.engine)
+            || shared && all.may_have_other_at(self.node.as_ref(), &self.engine);
+        !is_shared
     }
 }
 
@@ -66,6 +130,8 @@ impl Drop for AcceleratorOccupancy {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn ids(names: &[&str]) -> BTreeSet<AcceleratorId> {
@@ -100,5 +166,52 @@ mod tests {
         assert!(a.is_exclusive(&ids(&["1"]), true), "it is at another node");
         let _anywhere = tenants.occupy(EngineId::new("d".into(), 0), None);
         assert!(!a.is_exclusive(&ids(&["1"]), true));
+    }
+
+    /// The answer of [`AcceleratorOccupancy::is_exclusive`] by a walk over all engines.
+    fn scanned(
+        map: &OccupancyMap,
+        own: &AcceleratorOccupancy,
+        on: &BTreeSet<AcceleratorId>,
+        shared: bool,
+    ) -> bool {
+        let all = map.all();
+        all.engines.iter().filter(|(engine, _)| **engine != own.engine).all(|(_, other)| {
+            match &other.accelerators {
+                Some(others) => others.is_disjoint(on),
+                None => !shared || (other.node.is_some() && own.node.is_some() && other.node != own.node),
+            }
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(256))]
+
+        #[test]
+        fn an_engine_is_alone_where_a_scan_finds_no_other(
+            steps in prop::collection::vec((0..4_usize, 0..3_u32, prop::option::of(0..4_u32), any::<bool>()), 1..30),
+        ) {
+            let map: Arc<OccupancyMap> = Arc::default();
+            let mut engines: Vec<Option<AcceleratorOccupancy>> = (0..4).map(|_| None).collect();
+            for (engine, node, accelerator, shared) in steps {
+                let own = &mut engines[engine];
+                match (own.as_ref(), accelerator) {
+                    (None, _) => {
+                        let id = EngineId::new("m".into(), u32::try_from(engine).unwrap());
+                        *own = Some(map.occupy(id, (node > 0).then(|| node.to_string())));
+                    }
+                    (Some(_), None) => *own = None,
+                    (Some(own), Some(accelerator)) => {
+                        let (name, count) = (accelerator.to_string(), 1 + usize::from(shared));
+                        let on = ids(&[name.as_str(), "shared"][..count]);
+                        let alone = own.is_exclusive(&on, shared);
+                        prop_assert_eq!(alone, scanned(&map, own, &on, shared));
+                    }
+                }
+            }
+            drop(engines);
+            let all = map.all();
+            prop_assert!(all.engines.is_empty() && all.known.is_empty() && all.unknown.is_empty());
+        }
     }
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use crate::{
     convert::{EnginePodTemplate, ModelHosting, ModelVariant},
     crd::ledger::ObjectName,
-    engine_pod::EnginePod,
     index::{Resolved, ServedModel},
     label,
     ledger::{ReservationRequest, SleepingMemory},
@@ -21,6 +20,8 @@ use rouse_net::stub_api::Epoch;
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelPlacement {
     pub owner: ModelRef,
+    /// Label value of the model's name, which all its Pods have.
+    pub label: String,
     pub engine: Arc<rouse_config::EngineConfig>,
     pub pod_template: EnginePodTemplate,
     pub variant: ModelVariant,
@@ -52,6 +53,7 @@ impl ModelPlacement {
         let terms = resolved.terms(served);
         let mut placement = Self {
             owner: ModelRef { object: object.clone(), uid: served.uid.clone().unwrap_or_default() },
+            label: label::value(served.engine.name.as_str()),
             engine: Arc::clone(&served.engine),
             pod_template: served.pods()?.clone(),
             variant: served.variant()?.clone(),
@@ -99,13 +101,6 @@ impl ModelPlacement {
     #[must_use]
     pub fn in_pool(&self, pool: &str) -> Arc<Self> {
         Arc::new(Self { pool: Some(pool.to_owned()), quota: None, ..self.clone() })
-    }
-
-    /// Whether the Pod belongs to this model, with any template.
-    #[must_use]
-    pub fn owns(&self, pod: &EnginePod) -> bool {
-        pod.name.namespace == self.owner.object.namespace
-            && pod.model == label::value(self.engine.name.as_str())
     }
 
     /// Returns what one engine reserves in the pool; `None` without a pool.

@@ -1,6 +1,6 @@
 //! Tracks why models wait, until the reason may no longer hold.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use rouse::{
     fleet::{AcceleratorCapacity, Fleet, Plan, RoutingChanges},
@@ -14,7 +14,7 @@ use crate::status::ModelWaitReason;
 /// A request refused for lack of memory waits no longer, but the next one would be refused too while the model's demand
 /// stays the same and none of the memory it needs is released. So the reason stays until then.
 #[derive(Clone, Debug, Default)]
-pub(super) struct WaitReasons(BTreeMap<ModelName, TrackedWait>);
+pub(super) struct WaitReasons(BTreeMap<ModelName, Arc<TrackedWait>>);
 
 #[derive(Clone, Debug)]
 struct TrackedWait {
@@ -41,8 +41,18 @@ impl DemandSnapshot {
 
 impl TrackedWait {
     fn of(fleet: &Fleet, model: &ModelName, reason: ModelWaitReason) -> Self {
-        let memory = matches!(reason, ModelWaitReason::Memory(_));
-        Self { reason, demand: DemandSnapshot::of(fleet, model).filter(|_| memory) }
+        let demand = match reason {
+            ModelWaitReason::Memory(_) => DemandSnapshot::of(fleet, model),
+            ModelWaitReason::Other(_) => None,
+        };
+        Self { reason, demand }
+    }
+
+    fn has_reason(&self, text: &str, is_memory_shortage: bool) -> bool {
+        match &self.reason {
+            ModelWaitReason::Memory(known) => is_memory_shortage && known == text,
+            ModelWaitReason::Other(known) => !is_memory_shortage && known == text,
+        }
     }
 }
 
@@ -52,19 +62,26 @@ impl WaitReasons {
     }
 
     pub(super) fn record_refusal(&mut self, fleet: &Fleet, model: &ModelName, reason: ModelWaitReason) {
-        self.0.insert(model.clone(), TrackedWait::of(fleet, model, reason));
+        self.0.insert(model.clone(), Arc::new(TrackedWait::of(fleet, model, reason)));
     }
 
     /// Returns the reasons after a turn: the current ones, and earlier refusals that still hold.
+    ///
+    /// A reason that stays is shared, not made anew: most turns change none, and a model's demand changes only with the
+    /// configuration.
     pub(super) fn updated(&self, fleet: &Fleet, plan: &Plan, changes: &RoutingChanges) -> Self {
-        let mut now: BTreeMap<ModelName, TrackedWait> = fleet
+        let wait_of = |model: &ModelName, text: &str, memory: bool| {
+            let known = self.0.get(model).filter(|known| known.has_reason(text, memory));
+            if let Some(known) = known.filter(|_| !changes.reconfigured) {
+                return Arc::clone(known);
+            }
+            let text = text.to_owned();
+            let reason = if memory { ModelWaitReason::Memory(text) } else { ModelWaitReason::Other(text) };
+            Arc::new(TrackedWait::of(fleet, model, reason))
+        };
+        let mut now: BTreeMap<ModelName, Arc<TrackedWait>> = fleet
             .reasons(plan)
-            .map(|(model, text, memory)| {
-                let text = text.to_owned();
-                let reason =
-                    if memory { ModelWaitReason::Memory(text) } else { ModelWaitReason::Other(text) };
-                (model.clone(), TrackedWait::of(fleet, model, reason))
-            })
+            .map(|(model, text, memory)| (model.clone(), wait_of(model, text, memory)))
             .collect();
         for (model, want) in &self.0 {
             let Some(terms) = want.demand.as_ref().filter(|_| !changes.models.contains(model)) else {
@@ -72,7 +89,7 @@ impl WaitReasons {
             };
             let same = !changes.reconfigured || DemandSnapshot::of(fleet, model).as_ref() == Some(terms);
             if same && !is_released(fleet, changes, &terms.accelerators) {
-                now.entry(model.clone()).or_insert_with(|| want.clone());
+                now.entry(model.clone()).or_insert_with(|| Arc::clone(want));
             }
         }
         Self(now)
@@ -80,8 +97,13 @@ impl WaitReasons {
 
     /// Returns the models whose reason differs from `before`.
     pub(super) fn differing(&self, before: &Self) -> Vec<ModelName> {
-        let differs = |model: &&ModelName| self.get(model) != before.get(model);
-        before.0.keys().chain(self.0.keys()).filter(differs).cloned().collect()
+        let is_same = |model: &ModelName, wait: &Arc<TrackedWait>| {
+            let other = before.0.get(model);
+            other.is_some_and(|other| Arc::ptr_eq(other, wait) || other.reason == wait.reason)
+        };
+        let gone = before.0.keys().filter(|model| !self.0.contains_key(*model));
+        let differing = self.0.iter().filter(|(model, wait)| !is_same(model, wait)).map(|(model, _)| model);
+        gone.chain(differing).cloned().collect()
     }
 }
 

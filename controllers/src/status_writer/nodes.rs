@@ -5,7 +5,7 @@ use std::{cmp::Ordering, collections::BTreeMap};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
-use super::{StatusTarget, StatusWriter, WriteCompletion};
+use super::{StatusTarget, StatusWriter, Tasks, WriteCompletion};
 use crate::{
     crd::{
         AcceleratorNode, AcceleratorNodeStatus,
@@ -44,7 +44,7 @@ pub(super) fn reservations_by_node<'a>(
 
 impl StatusWriter {
     /// Records a new version of an AcceleratorNode.
-    pub fn node_applied(&mut self, node: &AcceleratorNode) {
+    pub(crate) fn node_applied(&mut self, node: &AcceleratorNode) {
         let status = node.status.clone().unwrap_or_default();
         let (version, generation) = (node.resource_version(), node.metadata.generation);
         let stored = StoredNode { version, generation, pool: node.spec.pool.clone(), status };
@@ -53,20 +53,20 @@ impl StatusWriter {
     }
 
     /// Forgets a deleted AcceleratorNode and marks its node as due, which recreates the object.
-    pub fn node_deleted(&mut self, name: &str) {
+    pub(crate) fn node_deleted(&mut self, name: &str) {
         self.nodes.remove(name);
         self.due.insert(StatusTarget::Node(name.to_owned()));
     }
 
     /// Returns the names of the existing AcceleratorNodes.
-    pub fn known_nodes(&self) -> impl Iterator<Item = &String> {
+    pub(crate) fn known_nodes(&self) -> impl Iterator<Item = &String> {
         self.nodes.keys()
     }
 
     /// Marks a changed pool as due, and the nodes whose reservations differ between `before` and `after`.
     ///
     /// This also reverts manual edits of fields that Rouse manages.
-    pub fn pool_applied(&mut self, name: &str, before: Option<&Ledger>, after: Option<&Ledger>) {
+    pub(crate) fn pool_applied(&mut self, name: &str, before: Option<&Ledger>, after: Option<&Ledger>) {
         self.due.insert(StatusTarget::Pool(name.to_owned()));
         let [before, after] =
             [before, after].map(|ledger| ledger.map_or(&[][..], |ledger| &ledger.reservations));
@@ -74,7 +74,13 @@ impl StatusWriter {
             .extend(changed_nodes(before, after).into_iter().map(|node| StatusTarget::Node(node.to_owned())));
     }
 
-    pub(super) fn node(&mut self, resolved: &Resolved, rows: &ReservationsByNode<'_>, name: &str) {
+    pub(super) fn node(
+        &mut self,
+        resolved: &Resolved,
+        rows: &ReservationsByNode<'_>,
+        name: &str,
+        tasks: &mut Tasks,
+    ) {
         let nowhere = ResolvedNode::default();
         let resolved_node = resolved.nodes.get(name).unwrap_or(&nowhere);
         let reservations = rows.get(name).map(Vec::as_slice).unwrap_or_default();
@@ -103,7 +109,7 @@ impl StatusWriter {
         let (writer, what) = (self.writer.clone(), StatusTarget::Node(name.to_owned()));
         self.writing.insert(what.clone());
         let name = name.to_owned();
-        self.writes.spawn(async move {
+        tasks.spawn(async move {
             let outcome = write.execute(&writer, &api, &name).await;
             WriteCompletion::Write(what, outcome, None)
         });

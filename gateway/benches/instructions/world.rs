@@ -26,7 +26,7 @@ use rouse_platform::Platform;
 use tokio::{
     io::DuplexStream,
     sync::{
-        mpsc::{self, UnboundedReceiver},
+        mpsc::{self, Receiver},
         watch,
     },
     time::Instant,
@@ -44,7 +44,7 @@ const BEGIN: Tick = Tick(1_800_000_000_000);
 
 pub(crate) struct World {
     here: PipeServer,
-    engine: UnboundedReceiver<DuplexStream>,
+    engine: Receiver<DuplexStream>,
     _stage: watch::Sender<ShutdownStage>,
 }
 
@@ -61,7 +61,7 @@ impl World {
         let (handle, driver) =
             DriverHandle::new(Arc::clone(&platform) as _, received, journal, Arc::clone(&metrics), clock);
         handle.send_event(Event::Configured { configuration: Box::new(config.core.clone()) });
-        handle.send_event(Event::AdoptionDone);
+        platform.events.try_send(Event::AdoptionDone)?;
         let telemetry = Telemetry::start(&config, &drop_counters)?;
         let config = Arc::new(ArcSwap::from_pointee(config));
         let shared = http::ServerContext::with_telemetry(Arc::new(handle), config, metrics, telemetry);

@@ -115,6 +115,20 @@ impl PlatformRuntime {
         }
     }
 
+    /// Completes when the platform has lost a command: the process must end. Never completes in a cluster.
+    pub(super) fn command_lost(&self) -> impl Future<Output = ()> + use<> {
+        let lost = match self {
+            Self::Local(local) => Some(local.command_lost()),
+            Self::Cluster(..) => None,
+        };
+        async move {
+            match lost {
+                Some(lost) => lost.await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
     /// Releases leadership at the start of a shutdown, without waiting for running requests.
     pub(super) fn step_down(&mut self) {
         if let Self::Cluster(cluster, _) = self {

@@ -259,6 +259,9 @@ fn render_explanation(explanation: &Explanation, colours: bool) -> String {
             if holder.pinned { ", pinned" } else { "" },
         ));
     }
+    if wait.unlisted_holders > 0 {
+        text.push_str(&format!("  and {} with less\n", pluralize(wait.unlisted_holders, "other engine")));
+    }
     if let Some(after) = wait.retry_after {
         text.push_str(&format!("  earliest possible change in {after}\n"));
     }

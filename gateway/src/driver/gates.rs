@@ -1,7 +1,8 @@
 //! Holds the gates of all running engines, from which the routes are made.
 //!
-//! Every turn reads the gates' own counters, which requests change without an event, and the gates of models with
-//! waiters. Everything else is synced only where the fleet changed.
+//! Requests change the gates' counters without an event. So gates and circuit breakers announce changes
+//! ([`SampleQueue`]), and a turn reads the gates that were announced, those in use, and those of models with waiters.
+//! Everything else is synced only where the fleet changed.
 //!
 //! A gate belongs to one generation of an engine. Within it, the engine may sleep and wake. A gate whose leases were
 //! revoked is replaced before it opens again, since a revocation is permanent.
@@ -20,7 +21,7 @@ use rouse::{
     model::{EngineId, ModelName},
     units::{Generation, Tick},
 };
-use rouse_net::lease::{Gate, Lease, TickClock};
+use rouse_net::lease::{Gate, Lease, SampleQueue, TickClock};
 use rouse_platform::Platform;
 use tokio::sync::Notify;
 
@@ -33,6 +34,10 @@ pub(super) struct EngineGates {
     awaiting_last_lease: BTreeSet<EngineId>,
     /// Models whose gates know that requests queue for them.
     queued: BTreeSet<ModelName>,
+    /// Engines that the next turn samples beside those announced in `samples`: in use, closing, ejected, or new. May
+    /// have some of them twice.
+    to_sample: Vec<EngineId>,
+    samples: Arc<SampleQueue>,
     clock: TickClock,
     changed: Arc<Notify>,
 }
@@ -79,6 +84,8 @@ impl EngineGates {
             entries: BTreeMap::new(),
             awaiting_last_lease: BTreeSet::new(),
             queued: BTreeSet::new(),
+            to_sample: Vec::new(),
+            samples: Arc::default(),
             clock,
             changed: Arc::default(),
         }
@@ -94,34 +101,18 @@ impl EngineGates {
     /// If this gateway `leads`, a drain of a shared gate also needs the platform's report.
     pub(super) fn sample(&mut self, batch: &mut Vec<Event>, leads: bool) {
         batch.retain(|event| !self.absorb_stub_drained(event));
-        for (engine, entry) in &mut self.entries {
-            let (gate, generation) = (&entry.endpoint.gate, entry.endpoint.generation);
-            let leases = gate.watch_for_idle();
-            let sampled = (leases, gate.last_end(), gate.last_byte());
-            if entry.last_reported != Some(sampled) {
-                entry.last_reported = Some(sampled);
-                let (leases, last_end, last_byte) = sampled;
-                let (engine, clients, pause) = (engine.clone(), gate.clients(), gate.pause());
-                batch.push(Event::GateSampled {
-                    engine,
-                    generation,
-                    leases,
-                    last_lease_end: last_end,
-                    last_byte,
-                    clients,
-                    idle_gap: pause,
-                });
-            }
-            let until = entry.endpoint.circuit_breaker.retry_at();
-            if entry.reported_ejection != until {
-                entry.reported_ejection = until;
-                batch.push(Event::EjectionChanged { engine: engine.clone(), generation, until });
-            }
-            if entry.closing && leases == 0 && !(entry.awaits_stub_drain && leads) {
-                entry.closing = false;
-                batch.push(Event::Drained { engine: engine.clone(), generation });
-            }
-        }
+        self.samples.take_into(&mut self.to_sample);
+        self.to_sample.sort_unstable();
+        self.to_sample.dedup();
+        let entries = &mut self.entries;
+        self.to_sample
+            .retain(|engine| entries.get_mut(engine).is_some_and(|entry| entry.sample(engine, batch, leads)));
+    }
+
+    /// Number of gates that the next turn samples, if no request uses another one before.
+    #[cfg(test)]
+    pub(super) fn sampled_count(&self) -> usize {
+        self.to_sample.len()
     }
 
     /// Absorbs the platform's drain report for a closing gate.
@@ -149,6 +140,7 @@ impl EngineGates {
         };
         entry.endpoint.gate.close();
         (entry.closing, entry.awaits_stub_drain) = (true, elsewhere);
+        self.to_sample.push(engine.clone());
         None
     }
 
@@ -195,6 +187,7 @@ impl EngineGates {
             if stale {
                 self.entries.remove(&engine.id);
             }
+            let is_new = !self.entries.contains_key(&engine.id);
             let limit =
                 fleet.spec(&engine.id.model).and_then(|s| s.max_concurrency).and_then(NonZeroU32::new);
             let entry = self.entries.entry(engine.id.clone()).or_insert_with(|| GateEntry {
@@ -203,8 +196,19 @@ impl EngineGates {
                     generation: engine.generation,
                     fingerprint: engine.fingerprint,
                     address,
-                    gate: Gate::new(limit, self.clock, Arc::clone(&self.changed)),
-                    circuit_breaker: CircuitBreaker::new(Rng::new().next_u64(), Arc::clone(&self.changed)),
+                    gate: Gate::sampled(
+                        limit,
+                        self.clock,
+                        Arc::clone(&self.changed),
+                        Arc::clone(&self.samples),
+                        engine.id.clone(),
+                    ),
+                    circuit_breaker: CircuitBreaker::sampled(
+                        Rng::new().next_u64(),
+                        Arc::clone(&self.changed),
+                        Arc::clone(&self.samples),
+                        engine.id.clone(),
+                    ),
                     activity: platform.engine_activity(&engine.id, engine.generation),
                 },
                 closing: false,
@@ -216,6 +220,9 @@ impl EngineGates {
                 reported_ejection: engine.ejected_until,
             });
             entry.endpoint.gate.set_limit(limit);
+            if is_new {
+                self.to_sample.push(engine.id.clone());
+            }
         }
         if let Some(entry) = self.entries.get_mut(&engine.id) {
             entry.is_routable =
@@ -267,9 +274,12 @@ impl EngineGates {
     /// must still differ from the last.
     pub(super) fn take_queued(&mut self, engine: &EngineId) -> Option<QueuedLease> {
         let entry = self.entries.get_mut(engine)?;
+        self.to_sample.push(engine.clone());
         entry.last_reported = None;
         entry.reported_ejection = entry.reported_ejection.map(|_| TRIAL_IN_FLIGHT);
         let lease = entry.endpoint.gate.take_queued()?;
+        // The fleet counts the lease from now on, so its end must cause a turn even if no turn samples the gate before.
+        entry.endpoint.gate.watch();
         if entry.endpoint.circuit_breaker.is_ejected() {
             // This request is the trial, unless another came first. Either way the fleet learns when the next trial may
             // start.
@@ -281,8 +291,8 @@ impl EngineGates {
 
     /// Sets on each gate whether requests queue for it.
     ///
-    /// A place that came free before the gate knew would be missed, so a gate that learns of a queue gets one more
-    /// check. `returning` has waiters whose grant came too late, and who go back to the queue.
+    /// A place that came free before the gate knew would be missed, so a gate that learns of a queue while it has a
+    /// free place gets one more check. `returning` has waiters whose grant came too late, and who go back to the queue.
     pub(super) fn set_queued(&mut self, fleet: &Fleet, returning: &[Event]) {
         let returning = returning.iter().filter_map(|event| match event {
             Event::Arrived { waiter } => Some(&waiter.model),
@@ -297,30 +307,75 @@ impl EngineGates {
                 self.entries.range_mut(engine_range(model)).filter(|(_, entry)| entry.queued != queued)
             {
                 entry.queued = queued;
-                entry.endpoint.gate.set_queued(queued);
-                if queued {
+                if entry.endpoint.gate.set_queued(queued) && queued {
                     self.changed.notify_one();
                 }
             }
         }
     }
 
-    /// Returns each model's number of leases and last lease end, as of now.
+    /// Returns the number of leases and the last lease end, as of now, of each model that has had any.
     ///
     /// The fleet's own numbers may be older, since a lease that is granted at once causes no turn.
     pub(super) fn lease_usage(&self) -> BTreeMap<ModelName, (u32, Tick)> {
         let mut used = BTreeMap::<ModelName, (u32, Tick)>::new();
         for (engine, entry) in &self.entries {
-            let (leases, last_end) = used.entry(engine.model.clone()).or_default();
-            *leases += entry.endpoint.gate.leases();
-            *last_end = entry.endpoint.gate.last_end().max(*last_end);
+            let (leases, last_end) = (entry.endpoint.gate.leases(), entry.endpoint.gate.last_end());
+            if leases > 0 || last_end > Tick(0) {
+                let (of_model, last_of_model) = used.entry(engine.model.clone()).or_default();
+                *of_model += leases;
+                *last_of_model = last_end.max(*last_of_model);
+            }
         }
         used
+    }
+
+    /// Returns one model's number of leases and last lease end, like [`Self::lease_usage`].
+    pub(super) fn lease_usage_of(&self, model: &ModelName) -> (u32, Tick) {
+        let gates = self.entries.range(engine_range(model)).map(|(_, entry)| &entry.endpoint.gate);
+        gates.fold((0, Tick(0)), |(leases, last_end), gate| {
+            (leases + gate.leases(), gate.last_end().max(last_end))
+        })
     }
 
     pub(super) fn endpoints(&self, model: &ModelName) -> Vec<Endpoint> {
         let public = self.entries.range(engine_range(model)).filter(|(_, entry)| entry.is_routable);
         public.map(|(_, entry)| entry.endpoint.clone()).collect()
+    }
+}
+
+impl GateEntry {
+    /// Adds the changes since the last sample. Returns whether the next turn must sample the gate again, even if
+    /// nothing is announced until then.
+    fn sample(&mut self, engine: &EngineId, batch: &mut Vec<Event>, leads: bool) -> bool {
+        let (gate, generation) = (&self.endpoint.gate, self.endpoint.generation);
+        // Before the other values: what an earlier request did is visible afterwards, and a later one is announced.
+        let leases = gate.watch();
+        let sampled = (leases, gate.last_end(), gate.last_byte());
+        if self.last_reported != Some(sampled) {
+            self.last_reported = Some(sampled);
+            let (leases, last_end, last_byte) = sampled;
+            let (engine, clients, pause) = (engine.clone(), gate.clients(), gate.pause());
+            batch.push(Event::GateSampled {
+                engine,
+                generation,
+                leases,
+                last_lease_end: last_end,
+                last_byte,
+                clients,
+                idle_gap: pause,
+            });
+        }
+        let until = self.endpoint.circuit_breaker.retry_at();
+        if self.reported_ejection != until {
+            self.reported_ejection = until;
+            batch.push(Event::EjectionChanged { engine: engine.clone(), generation, until });
+        }
+        if self.closing && leases == 0 && !(self.awaits_stub_drain && leads) {
+            self.closing = false;
+            batch.push(Event::Drained { engine: engine.clone(), generation });
+        }
+        leases > 0 || self.closing || until.is_some()
     }
 }
 

@@ -1,7 +1,7 @@
 //! The gateway's interface to the driver.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     sync::{
         Arc, Mutex, PoisonError,
@@ -30,15 +30,20 @@ use rouse_platform::Platform;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
 use super::{
-    Driver, Journal, ServedTokens, gates::EngineGates, parked_replies::ParkedReplies, route_updates,
-    transition_log::TransitionRecorder,
+    Driver, Journal, ServedTokens, gates::EngineGates, parked_replies::ParkedReplies, reports::DriverReports,
+    route_updates, transition_log::TransitionRecorder,
 };
 use crate::{metrics::Metrics, routing::RouteTable};
 
 /// Parked requests beyond `queue.maxWaiting` that may be in transit to or from the driver.
 ///
 /// This bounds memory and is no policy; the fleet refuses requests above the configured number.
-const MAX_IN_TRANSIT: usize = 4096;
+pub(super) const MAX_IN_TRANSIT: usize = 4096;
+/// Requests that may wait in the driver's channel: those of four turns. Further senders wait.
+///
+/// They are few: parked requests, which [`DriverState::parked`] bounds, and requests of operators, which the admin
+/// listener's limit of connections bounds.
+pub(super) const REQUEST_QUEUE_CAPACITY: usize = 1024;
 /// How long outcomes of orders are kept.
 const OPERATION_RETENTION: Millis = Millis::secs(3600);
 
@@ -51,9 +56,9 @@ pub(super) struct DriverState {
     routes: ArcSwap<RouteTable>,
     view: ArcSwap<FleetView>,
     report: ArcSwap<Report>,
-    /// Unbounded by type, bounded by use: two messages for each parked request, which `parked` bounds, and one for each
-    /// canary and order.
-    requests: mpsc::UnboundedSender<DriverRequest>,
+    requests: mpsc::Sender<DriverRequest>,
+    pub(super) reports: DriverReports,
+    /// Places in the queue: those of parked requests, and of requests that have left, until the driver knows.
     parked: AtomicUsize,
     max_parked: AtomicUsize,
     ids: AtomicU64,
@@ -71,13 +76,11 @@ pub(super) enum DriverRequest {
         waiter: Waiter,
         reply: super::parked_replies::ParkedReply,
     },
-    CancelPark(WaiterId),
     SubmitOrder {
         model: ModelName,
         order: OperatorAction,
         reply: oneshot::Sender<Result<OperationId, String>>,
     },
-    Event(Event),
     /// Takes a turn, so that views are current.
     Refresh(oneshot::Sender<()>),
     /// Reads the state that the last turn left.
@@ -159,13 +162,14 @@ impl DriverHandle {
         metrics: Arc<Metrics>,
         clock: TickClock,
     ) -> (Self, Driver) {
-        let (asks, received) = mpsc::unbounded_channel();
+        let (asks, received) = mpsc::channel(REQUEST_QUEUE_CAPACITY);
         let shared = Arc::new(DriverState {
             clock,
             routes: ArcSwap::default(),
             view: ArcSwap::default(),
             report: ArcSwap::default(),
             requests: asks,
+            reports: DriverReports::default(),
             parked: AtomicUsize::new(0),
             max_parked: AtomicUsize::new(MAX_IN_TRANSIT),
             ids: AtomicU64::new(1),
@@ -209,8 +213,10 @@ impl DriverHandle {
     }
 
     /// Waits for a lease until the deadline. Dropping the future leaves the queue.
+    ///
+    /// Waits for room in the driver's channel too. The number of places bounds the requests that do.
     pub async fn park(&self, request: ParkRequest) -> Result<GrantedLease, Fault> {
-        let position_guard = QueuePositionGuard::new(&self.0)?;
+        let mut position_guard = QueuePositionGuard::new(&self.0)?;
         let (reply, answer) = oneshot::channel();
         let waiter = Waiter {
             id: position_guard.id,
@@ -223,8 +229,12 @@ impl DriverHandle {
             stream: request.stream,
             required_engine: request.required_engine,
         };
-        self.0.requests.send(DriverRequest::Park { waiter, reply }).map_err(|_| Fault::ShuttingDown)?;
-        answer.await.unwrap_or(Err(Fault::ShuttingDown))
+        let permit = self.0.requests.reserve().await.map_err(|_| Fault::ShuttingDown)?;
+        position_guard.in_queue = true;
+        permit.send(DriverRequest::Park { waiter, reply });
+        let answer = answer.await;
+        position_guard.in_queue = false;
+        answer.unwrap_or(Err(Fault::ShuttingDown))
     }
 
     /// Makes the driver take a turn, so that [`Self::view`] and [`Self::report`] are current.
@@ -232,7 +242,7 @@ impl DriverHandle {
     /// Returns at once when the driver has ended.
     pub async fn refresh(&self) {
         let (reply, done) = oneshot::channel();
-        if self.0.requests.send(DriverRequest::Refresh(reply)).is_ok() {
+        if self.0.requests.send(DriverRequest::Refresh(reply)).await.is_ok() {
             // On an error the driver ended meanwhile, and its final view is current.
             drop(done.await);
         }
@@ -267,7 +277,7 @@ impl DriverHandle {
         let view = view.await;
         let metrics = self.metrics();
         metrics.observe_fleet(&view.unwrap_or_else(|| self.view()));
-        for (model, route) in &self.routes().models {
+        for (model, route) in self.routes().models.iter() {
             if let Some(metrics) = metrics.configured_model(model) {
                 metrics.set_ejected(route.ejected_count());
             }
@@ -283,7 +293,7 @@ impl DriverHandle {
         let read = move |fleet: &Fleet, plan: &Plan, gates: &EngineGates| {
             drop(reply.send(read(fleet, plan, gates)));
         };
-        self.0.requests.send(DriverRequest::Inspect(Box::new(read))).ok()?;
+        self.0.requests.send(DriverRequest::Inspect(Box::new(read))).await.ok()?;
         answer.await.ok()
     }
 
@@ -308,13 +318,16 @@ impl DriverHandle {
         self.0
             .requests
             .send(DriverRequest::SubmitOrder { model, order: action, reply })
+            .await
             .map_err(|_| shutting_down())?;
         answer.await.unwrap_or_else(|_| Err(shutting_down()))
     }
 
     /// Sends an event that no platform observes, such as a configuration or a shutdown. Lost if the driver has ended.
+    ///
+    /// Never waits. Until the driver takes it, a later event on the same subject replaces it.
     pub fn send_event(&self, event: Event) {
-        drop(self.0.requests.send(DriverRequest::Event(event)));
+        self.0.reports.add_event(event);
     }
 }
 
@@ -327,11 +340,16 @@ impl DriverClient for DriverHandle {
         Self::clock(self)
     }
 
-    async fn demand(&self) -> BTreeMap<ModelName, GatewayDemand> {
-        let demand = self.inspect(|fleet, _, gates| {
-            let mut demand = fleet.demand();
-            let used = gates
-                .lease_usage()
+    async fn demand(&self, models: Option<BTreeSet<ModelName>>) -> BTreeMap<ModelName, GatewayDemand> {
+        let demand = self.inspect(move |fleet, _, gates| {
+            let (mut demand, usage) = match models {
+                None => (fleet.demand(), gates.lease_usage()),
+                Some(models) => (
+                    models.iter().map(|model| (model.clone(), fleet.demand_of(model))).collect(),
+                    models.iter().map(|model| (model.clone(), gates.lease_usage_of(model))).collect(),
+                ),
+            };
+            let used = usage
                 .into_iter()
                 .filter(|(model, used)| *used != <(u32, Tick)>::default() && fleet.spec(model).is_some());
             for (model, (leases, last_end)) in used {
@@ -339,6 +357,7 @@ impl DriverClient for DriverHandle {
                 (model_demand.in_flight, model_demand.last_request) =
                     (leases, model_demand.last_request.max(last_end));
             }
+            demand.retain(|_, demand| *demand != GatewayDemand::default());
             demand
         });
         demand.await.unwrap_or_default()
@@ -368,6 +387,11 @@ impl DriverState {
         }
     }
 
+    /// Releases places in the queue.
+    pub(super) fn release_positions(&self, count: usize) {
+        self.parked.fetch_sub(count, Ordering::Relaxed);
+    }
+
     /// Replaces what requests read, if it changed.
     pub(super) fn publish(&self, fleet: &Fleet, changes: &RoutingChanges, gates: &EngineGates) {
         self.max_parked.store(fleet.max_waiting() + MAX_IN_TRANSIT, Ordering::Relaxed);
@@ -394,25 +418,35 @@ impl DriverState {
 struct QueuePositionGuard<'a> {
     shared: &'a DriverState,
     id: WaiterId,
+    /// The driver has the waiter in its queue, or will. It then releases the place once it knows that the waiter has
+    /// left.
+    in_queue: bool,
 }
 
 impl<'a> QueuePositionGuard<'a> {
     fn new(shared: &'a DriverState) -> Result<Self, Fault> {
         if shared.parked.fetch_add(1, Ordering::Relaxed) >= shared.max_parked.load(Ordering::Relaxed) {
             shared.parked.fetch_sub(1, Ordering::Relaxed);
+            // A driver that has ended releases no place.
+            if shared.requests.is_closed() {
+                return Err(Fault::ShuttingDown);
+            }
             let message = "too many requests wait (queue.maxWaiting)".to_owned();
             return Err(Fault::QueueFull { message, wait: WaitDetails::default() });
         }
         let id = WaiterId(shared.ids.fetch_add(1, Ordering::Relaxed));
-        Ok(Self { shared, id })
+        Ok(Self { shared, id, in_queue: false })
     }
 }
 
 impl Drop for QueuePositionGuard<'_> {
     fn drop(&mut self) {
-        self.shared.parked.fetch_sub(1, Ordering::Relaxed);
-        // After a grant or a refusal the driver no longer knows the waiter and ignores this message.
-        drop(self.shared.requests.send(DriverRequest::CancelPark(self.id)));
+        if self.in_queue {
+            // If the driver has sent an answer meanwhile, it no longer knows the waiter and only releases the place.
+            self.shared.reports.add_left(self.id);
+        } else {
+            self.shared.release_positions(1);
+        }
     }
 }
 
@@ -429,7 +463,7 @@ impl CanaryGuard {
     fn send(&mut self, verdict: CanaryVerdict) {
         if !std::mem::replace(&mut self.reported, true) {
             let event = Event::Canary { engine: self.engine.clone(), generation: self.generation, verdict };
-            drop(self.shared.requests.send(DriverRequest::Event(event)));
+            self.shared.reports.add_event(event);
         }
     }
 }

@@ -2,11 +2,12 @@
 //!
 //! Most turns are about a request that waits, and change no route.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use rouse::{
     fleet::{Fleet, RoutingChanges},
     model::{ModelName, ModelNameIndex, ModelSpec},
+    shared_map::SharedMap,
 };
 
 use super::gates::EngineGates;
@@ -34,12 +35,13 @@ pub(super) fn updated_routes(
     };
     let registry = changes.reconfigured.then(|| ModelNameIndex::new(fleet.specs()));
     let registry = registry.filter(|registry| *registry != *before.registry);
-    let mut models: Option<BTreeMap<ModelName, Arc<ModelRoute>>> = None;
+    let mut models: Option<SharedMap<ModelName, Arc<ModelRoute>>> = None;
     let is_old = |(model, route): (&ModelName, &Arc<ModelRoute>)| {
         before.models.get(model).is_some_and(|before| Arc::ptr_eq(before, route))
     };
     if changes.reconfigured {
-        let all: BTreeMap<_, _> = fleet.specs().map(|spec| (spec.name.clone(), route(spec))).collect();
+        let all: SharedMap<ModelName, Arc<ModelRoute>> =
+            fleet.specs().map(|spec| (spec.name.clone(), route(spec))).collect();
         let same = all.len() == before.models.len() && all.iter().all(is_old);
         models = (!same).then_some(all);
     } else {

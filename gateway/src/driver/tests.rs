@@ -1,5 +1,6 @@
 //! Tests the driver's turns. Their cost must not grow with what a turn does not touch.
 
+use futures_util::FutureExt as _;
 use rouse::{
     fleet::event::{AdoptedEngine, OperatorAction, PublishedEngine, PublishedEngineState},
     model::{
@@ -13,7 +14,10 @@ use tokio::time::Instant;
 
 use rouse_platform::DriverClient as _;
 
-use super::*;
+use super::{
+    handle::{MAX_IN_TRANSIT, REQUEST_QUEUE_CAPACITY},
+    *,
+};
 use crate::{metrics::Metrics, routing::RouteTable};
 
 const MODELS: usize = 500;
@@ -87,12 +91,17 @@ impl DriverHarness {
     }
 
     fn lease(&self, n: usize) -> Lease {
-        self.routes().models[&name(n)].endpoints[0].gate.take().unwrap()
+        self.routes().models.get(&name(n)).unwrap().endpoints[0].gate.take().unwrap()
     }
 
     fn park(&self, n: usize) -> tokio::task::JoinHandle<GrantedLease> {
-        let (handle, arrived) = (self.handle.clone(), self.handle.clock().now());
-        let request = ParkRequest {
+        let (handle, request) = (self.handle.clone(), self.request(n));
+        tokio::spawn(async move { handle.park(request).await.unwrap() })
+    }
+
+    fn request(&self, n: usize) -> ParkRequest {
+        let arrived = self.handle.clock().now();
+        ParkRequest {
             model: name(n),
             band: 0,
             key: String::new(),
@@ -101,8 +110,19 @@ impl DriverHarness {
             deadline: arrived + Millis::secs(60),
             stream: true,
             required_engine: None,
-        };
-        tokio::spawn(async move { handle.park(request).await.unwrap() })
+        }
+    }
+
+    /// Receives without a turn. Returns how many waiters arrived and how many left.
+    async fn receive(&mut self) -> (usize, usize) {
+        self.driver.receive(&mut self.batch).await;
+        let count = |of: fn(&Event) -> bool| self.batch.iter().filter(|event| of(event)).count();
+        let counts = (
+            count(|event| matches!(event, Event::Arrived { .. })),
+            count(|event| matches!(event, Event::Left { .. })),
+        );
+        self.batch.clear();
+        counts
     }
 }
 
@@ -166,6 +186,29 @@ async fn who_waits_and_is_granted_a_place_makes_nothing_anew_that_others_read() 
 }
 
 #[tokio::test]
+async fn a_turn_samples_the_gates_that_requests_use_and_no_other() {
+    let mut harness = DriverHarness::new(MODELS, 8);
+    let leases = |harness: &DriverHarness| {
+        harness.driver.fleet.engine(&EngineId::new(name(3), 0)).map_or(0, |engine| engine.leases)
+    };
+    assert_eq!((harness.driver.gates.sampled_count(), leases(&harness)), (0, 0));
+    let lease = harness.lease(3);
+    harness.turn([]);
+    assert_eq!((harness.driver.gates.sampled_count(), leases(&harness)), (1, 1));
+    drop(lease);
+    harness.turn([]);
+    assert_eq!((harness.driver.gates.sampled_count(), leases(&harness)), (0, 0));
+    let again = harness.lease(3);
+    harness.turn([]);
+    assert_eq!(
+        (harness.driver.gates.sampled_count(), leases(&harness)),
+        (1, 1),
+        "a second use is announced too"
+    );
+    drop(again);
+}
+
+#[tokio::test]
 async fn what_happens_to_one_model_makes_one_route_anew() {
     let mut harness = DriverHarness::new(MODELS, 2);
     let before = harness.routes();
@@ -173,9 +216,10 @@ async fn what_happens_to_one_model_makes_one_route_anew() {
     let cause = rouse::fault::FailureCause::Stopped;
     harness.turn([Event::Gone { engine, generation: Generation(1), cause }]);
     let after = harness.routes();
-    let same = |model: &ModelName| Arc::ptr_eq(&before.models[model], &after.models[model]);
+    let same =
+        |model: &ModelName| Arc::ptr_eq(before.models.get(model).unwrap(), after.models.get(model).unwrap());
     assert!(before.models.keys().filter(|model| !same(model)).eq([&name(1)]));
-    assert!(after.models[&name(1)].endpoints.is_empty());
+    assert!(after.models.get(&name(1)).unwrap().endpoints.is_empty());
     assert!(Arc::ptr_eq(&before.registry, &after.registry));
 }
 
@@ -187,8 +231,8 @@ async fn a_reload_makes_anew_what_is_configured_otherwise() {
     assert!(Arc::ptr_eq(&before, &harness.routes()));
     harness.turn([configured(MODELS, 1, 5)]);
     let after = harness.routes();
-    assert_eq!(after.models[&name(7)].priority, 5);
-    assert!(Arc::ptr_eq(&before.models[&name(8)], &after.models[&name(8)]));
+    assert_eq!(after.models.get(&name(7)).unwrap().priority, 5);
+    assert!(Arc::ptr_eq(before.models.get(&name(8)).unwrap(), after.models.get(&name(8)).unwrap()));
     assert!(Arc::ptr_eq(&before.registry, &after.registry));
     harness.turn([configured(MODELS - 1, 1, 5)]);
     assert_eq!(harness.routes().models.len(), MODELS - 1);
@@ -200,7 +244,7 @@ async fn the_gate_of_a_life_that_ended_is_kept_until_its_last_lease_is_gone() {
     let mut harness = DriverHarness::new(2, 1);
     let lease = harness.lease(0);
     let engine = EngineId::new(name(0), 0);
-    let gate = Arc::downgrade(&harness.routes().models[&name(0)].endpoints[0].gate);
+    let gate = Arc::downgrade(&harness.routes().models.get(&name(0)).unwrap().endpoints[0].gate);
     let cause = rouse::fault::FailureCause::Stopped;
     harness.turn([Event::Gone { engine, generation: Generation(1), cause }]);
     harness.turn([]);
@@ -224,14 +268,22 @@ async fn gauges_show_the_last_turn_and_the_leases_of_now_whenever_they_are_asked
     assert!(!harness.driver.handle_request(request, &mut harness.batch), "no turn is taken for it");
     measuring.await.unwrap();
     let handle = harness.handle.clone();
-    let telling = tokio::spawn(async move { handle.demand().await });
+    let telling = tokio::spawn(async move { handle.demand(None).await });
     tokio::task::yield_now().await;
     let asked = harness.driver.requests.try_recv().unwrap();
     assert!(
         !harness.driver.handle_request(asked, &mut harness.batch),
         "nor for what other gateways are told"
     );
-    assert_eq!(telling.await.unwrap()[&name(0)].in_flight, 1);
+    let all = telling.await.unwrap();
+    assert_eq!(all[&name(0)].in_flight, 1);
+    let handle = harness.handle.clone();
+    let some = std::collections::BTreeSet::from([name(0), name(1)]);
+    let telling = tokio::spawn(async move { handle.demand(Some(some)).await });
+    tokio::task::yield_now().await;
+    let asked = harness.driver.requests.try_recv().unwrap();
+    assert!(!harness.driver.handle_request(asked, &mut harness.batch), "nor for some models alone");
+    assert_eq!(telling.await.unwrap(), all, "the other one has no demand");
     let text = harness.handle.metrics().encode();
     for line in [
         "rouse_leases{model=\"model-00000\"} 1",
@@ -271,6 +323,99 @@ async fn an_order_is_judged_by_all_that_was_heard_before_it() {
     order.await.unwrap().unwrap();
 }
 
+/// Parks a request. A granted lease is dropped at once.
+fn park_briefly(harness: &DriverHarness) -> tokio::task::JoinHandle<Result<(), Fault>> {
+    let (handle, request) = (harness.handle.clone(), harness.request(0));
+    tokio::spawn(async move { handle.park(request).await.map(drop) })
+}
+
+#[tokio::test]
+async fn what_waits_for_a_driver_that_is_held_up_is_bounded_and_none_of_it_is_lost() {
+    let mut harness = DriverHarness::new(1, 1);
+    let places = harness.driver.fleet.max_waiting() + MAX_IN_TRANSIT;
+    let mut parked: Vec<_> = (0..places + 5).map(|_| park_briefly(&harness)).collect();
+    while !parked[places..].iter().all(|request| request.is_finished()) {
+        tokio::task::yield_now().await;
+    }
+    for refused in parked.drain(places..) {
+        assert!(matches!(refused.await.unwrap(), Err(Fault::QueueFull { .. })));
+    }
+    assert_eq!(harness.driver.requests.len(), REQUEST_QUEUE_CAPACITY, "the others wait for room");
+    assert!(!parked.iter().any(|request| request.is_finished()));
+
+    // Of those that leave, the driver receives the ones that are in the channel.
+    let mut staying = parked.split_off(places / 2);
+    for request in &mut parked {
+        request.abort();
+        assert!(request.await.unwrap_err().is_cancelled());
+    }
+    let (mut arrived, mut left) = (0, 0);
+    while arrived < REQUEST_QUEUE_CAPACITY + staying.len() {
+        let counts = harness.receive().await;
+        (arrived, left) = (arrived + counts.0, left + counts.1);
+    }
+    assert_eq!((arrived, left), (REQUEST_QUEUE_CAPACITY + staying.len(), REQUEST_QUEUE_CAPACITY));
+
+    // Those that the driver knows keep their places until it has received that they left.
+    for request in &mut staying {
+        request.abort();
+        assert!(request.await.unwrap_err().is_cancelled());
+    }
+    let free = places - staying.len();
+    let next: Vec<_> = (0..=free).map(|_| park_briefly(&harness)).collect();
+    while !next[free].is_finished() {
+        tokio::task::yield_now().await;
+    }
+    assert!(!next[..free].iter().any(|request| request.is_finished()));
+    while left < REQUEST_QUEUE_CAPACITY + staying.len() {
+        left += harness.receive().await.1;
+    }
+    assert_eq!(left, REQUEST_QUEUE_CAPACITY + staying.len());
+    let request = harness.request(0);
+    assert!(harness.handle.park(request).now_or_never().is_none(), "there are places again");
+}
+
+#[tokio::test]
+async fn the_places_of_a_crowd_that_has_its_answers_are_all_released_without_a_turn() {
+    const CROWD: usize = 3 * MAX_EVENTS_PER_TURN;
+    let mut harness = DriverHarness::new(1, 1);
+    let parked: Vec<_> = (0..CROWD).map(|_| park_briefly(&harness)).collect();
+    while harness.driver.requests.len() < CROWD {
+        tokio::task::yield_now().await;
+    }
+    while !harness.driver.requests.is_empty() {
+        harness.step().await;
+    }
+    harness.turn([Event::Shutdown { stop_engines: false }]);
+    for request in parked {
+        drop(request.await.unwrap());
+    }
+    harness.batch.clear();
+    assert!(!harness.driver.take_reports(&mut harness.batch), "nothing is left to decide");
+    let rest = harness.driver.shared.reports.take(&mut harness.batch, usize::MAX);
+    assert!(rest.is_empty(), "{} places are still taken", rest.len());
+}
+
+#[tokio::test]
+async fn what_waits_for_a_driver_that_has_ended_is_refused() {
+    let harness = DriverHarness::new(1, 1);
+    let parked: Vec<_> = (0..REQUEST_QUEUE_CAPACITY + 5).map(|_| park_briefly(&harness)).collect();
+    while harness.driver.requests.len() < REQUEST_QUEUE_CAPACITY {
+        tokio::task::yield_now().await;
+    }
+    let request = harness.request(0);
+    let DriverHarness { handle, driver, .. } = harness;
+    drop(driver);
+    for request in parked {
+        assert_eq!(request.await.unwrap(), Err(Fault::ShuttingDown));
+    }
+    assert_eq!(handle.park(request).await.map(drop), Err(Fault::ShuttingDown));
+    handle.send_event(Event::ApiServerChanged { answers: true });
+    handle.refresh().await;
+    let refused = handle.submit_order(name(0), OperatorAction::Stop).await.unwrap_err();
+    assert!(refused.contains("shutting down"), "{refused}");
+}
+
 fn published(state: PublishedEngineState) -> Event {
     let engine = EngineId::new(name(0), 0);
     let (address, accelerators) = (Some(([127, 0, 0, 1], 9).into()), vec![gpu(0)]);
@@ -282,12 +427,12 @@ fn published(state: PublishedEngineState) -> Event {
 #[tokio::test]
 async fn the_gates_of_a_gateway_that_does_not_lead_are_as_is_published() {
     let mut harness = DriverHarness::new(2, 1);
-    let gate = Arc::clone(&harness.routes().models[&name(0)].endpoints[0].gate);
+    let gate = Arc::clone(&harness.routes().models.get(&name(0)).unwrap().endpoints[0].gate);
     let lease = harness.lease(0);
     harness.turn([Event::LeadershipChanged { leads: false }]);
     assert!(gate.is_open(), "what was awake goes on serving");
     harness.turn([published(PublishedEngineState::Draining)]);
-    assert!(harness.routes().models[&name(0)].endpoints.is_empty() && !gate.is_open());
+    assert!(harness.routes().models.get(&name(0)).unwrap().endpoints.is_empty() && !gate.is_open());
     assert_eq!(gate.leases(), 1, "whoever is inside stays");
     let waiting = harness.park(0);
     harness.step().await;
@@ -295,11 +440,14 @@ async fn the_gates_of_a_gateway_that_does_not_lead_are_as_is_published() {
     drop(lease);
     harness.turn([published(PublishedEngineState::Awake)]);
     drop(waiting.await.unwrap());
-    assert!(gate.is_open() && harness.routes().models[&name(0)].endpoints.len() == 1);
+    assert!(gate.is_open() && harness.routes().models.get(&name(0)).unwrap().endpoints.len() == 1);
     harness.turn([Event::LeadershipChanged { leads: true }]);
     assert!(gate.is_open() && harness.routes().ready, "and so does what is taken over");
     harness.turn([adopted(0), Event::AdoptionDone]);
-    assert!(Arc::ptr_eq(&gate, &harness.routes().models[&name(0)].endpoints[0].gate) && gate.is_open());
+    assert!(
+        Arc::ptr_eq(&gate, &harness.routes().models.get(&name(0)).unwrap().endpoints[0].gate)
+            && gate.is_open()
+    );
 }
 
 #[tokio::test]

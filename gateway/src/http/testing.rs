@@ -107,7 +107,9 @@ impl InProcessGateway {
         change(&mut config);
         let config = Arc::new(ArcSwap::from_pointee(config));
         let clock = TickClock::new(Instant::now(), Tick(1_000_000));
+        #[expect(clippy::disallowed_methods, reason = "a test's channel")]
         let (parked_in, parked) = mpsc::unbounded_channel();
+        #[expect(clippy::disallowed_methods, reason = "a test's channel")]
         let (ended_in, ended) = mpsc::unbounded_channel();
         let control = Arc::new(ScriptedDriver {
             routes: ArcSwap::default(),
@@ -151,7 +153,7 @@ impl InProcessGateway {
         let route = ModelRoute::new(3, ModelState::Awake, None, replicas, max_wait, endpoints, None);
         self.driver.routes.store(Arc::new(RouteTable {
             registry: Arc::new(ModelNameIndex::new([&spec()])),
-            models: BTreeMap::from([(MODEL.into(), Arc::new(route))]),
+            models: [(MODEL.into(), Arc::new(route))].into_iter().collect(),
             ready: true,
         }));
     }

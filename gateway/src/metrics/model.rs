@@ -1,108 +1,61 @@
-//! One model's families, with its name as a constant label.
+//! The metrics of one model.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use prometheus::{Gauge, IntGauge, IntGaugeVec, Registry};
+use prometheus::core::Collector;
 use rouse::{
-    engine::last_outcome::{EngineOutcome, LastOutcome},
-    fleet::report::{EngineView, ModelState, ModelView},
-    units::{Bytes, Millis},
+    fleet::report::{EngineView, ModelView},
+    units::Millis,
 };
 
-use rouse_platform::metric_builder::{expect_valid, integer, seconds};
+use rouse_platform::metric_builder::seconds;
 
 use super::{
     labels::{OutcomeLabel, RouteLabel, StatusClass, TransitionCause, TransitionKind},
-    model_families::{FamilyBuilder, ModelFamilies},
+    model_gauges::GaugeValues,
     traffic::TrafficMetrics,
 };
 use crate::driver::ColdStart;
 
-const STATES: [ModelState; 6] = [
-    ModelState::Awake,
-    ModelState::Asleep,
-    ModelState::Launching,
-    ModelState::Cold,
-    ModelState::Failed,
-    ModelState::Unplaceable,
-];
-
 /// Metrics of one model. Everything on a request's path is an atomic that is already looked up.
 pub struct ModelMetrics {
-    families: ModelFamilies,
     name: Box<str>,
     namespace: Box<str>,
+    gauges: Mutex<GaugeValues>,
     /// Created with the first request, engine or transition: most of thousands of models have none, and these families
     /// take more than ten kilobytes per model.
-    traffic: Arc<OnceLock<TrafficMetrics>>,
-    declared: IntGauge,
-    peak: IntGauge,
-    utilization: Gauge,
-    ready: IntGauge,
-    replicas: IntGauge,
-    state: IntGaugeVec,
-    failures: IntGauge,
-    last_failure_at: IntGaugeVec,
+    traffic: OnceLock<Box<TrafficMetrics>>,
 }
 
 impl ModelMetrics {
-    pub(super) fn new(registry: &Registry, name: &str, namespace: &str) -> Self {
-        let metrics = Self::unregistered(name, namespace);
-        expect_valid(registry.register(Box::new(metrics.families.clone())));
-        metrics
-    }
-
-    fn unregistered(name: &str, namespace: &str) -> Self {
-        let mut builder = FamilyBuilder { name, namespace, families: Vec::new() };
-        let traffic = Arc::default();
+    pub(super) fn new(name: &str, namespace: &str) -> Self {
         Self {
-            declared: builder.namespaced_gauge(
-                "inference_model_memory_declared_bytes",
-                "Declared memory per accelerator",
-            ),
-            peak: builder.namespaced_gauge(
-                "inference_model_memory_observed_peak_bytes",
-                "Highest observed memory per accelerator; 0 while unknown",
-            ),
-            utilization: {
-                let opts = builder.namespaced_opts(
-                    "inference_model_memory_utilization_ratio",
-                    "Highest observed memory as a ratio of the declared memory",
-                );
-                builder.add(expect_valid(Gauge::with_opts(opts)))
-            },
-            ready: builder.namespaced_gauge("inference_model_ready", "1 while the model answers without a wait"),
-            replicas: builder.namespaced_gauge(
-                "inference_model_replicas",
-                "Engines of the model that exist, asleep or not",
-            ),
-            state: builder.gauges("rouse_model_state", "1 for the current state of the model", &["state"]),
-            failures: builder.gauge(
-                "rouse_model_failures",
-                "Consecutive failures of the model's engines since an engine last served",
-            ),
-            last_failure_at: builder.gauges(
-                "rouse_model_last_failure_timestamp_seconds",
-                "Time of the last engine failure by cause, while no engine has served since, in seconds of Unix time",
-                &["cause"],
-            ),
-            families: ModelFamilies { permanent: builder.families.into(), traffic: Arc::clone(&traffic) },
             name: name.into(),
             namespace: namespace.into(),
-            traffic,
+            gauges: Mutex::default(),
+            traffic: OnceLock::new(),
         }
     }
 
-    pub(super) fn unregister(&self, registry: &Registry) {
-        expect_valid(registry.unregister(Box::new(self.families.clone())));
+    pub(super) fn name(&self) -> &str {
+        &self.name
     }
 
     pub(super) fn namespace(&self) -> &str {
         &self.namespace
     }
 
+    pub(super) fn gauges(&self) -> MutexGuard<'_, GaugeValues> {
+        self.gauges.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the families that exist from the first request, engine or transition on.
+    pub(super) fn traffic_families(&self) -> &[Box<dyn Collector>] {
+        self.traffic.get().map(|traffic| &*traffic.families).unwrap_or_default()
+    }
+
     fn traffic(&self) -> &TrafficMetrics {
-        self.traffic.get_or_init(|| TrafficMetrics::new(&self.name, &self.namespace))
+        self.traffic.get_or_init(|| Box::new(TrafficMetrics::new(&self.name)))
     }
 
     /// Changes the number of requests in flight.
@@ -187,25 +140,8 @@ impl ModelMetrics {
 
     /// Sets the model's gauges. `engines` has its engines.
     pub(super) fn observe(&self, model: &ModelView, engines: &[EngineView]) {
-        self.declared.set(integer(model.declared.0));
-        let peak = model.learned.peak.max(model.learned.observed).unwrap_or_default();
-        self.peak.set(integer(peak.0));
-        self.utilization.set(ratio(peak, model.declared));
-        self.ready.set(i64::from(model.state == ModelState::Awake));
-        for state in STATES {
-            let is = i64::from(state == model.state);
-            self.state.with_label_values(&[state.as_str()]).set(is);
-        }
-        self.failures
-            .set(model.last_outcome.as_ref().map_or(0, |last| i64::from(last.consecutive_failures())));
-        self.last_failure_at.reset();
-        if let Some(LastOutcome { at, outcome: EngineOutcome::Failed(failure), .. }) = &model.last_outcome {
-            self.last_failure_at
-                .with_label_values(&[failure.cause.class().as_str()])
-                .set(integer(at.0 / 1000));
-        }
         let exist = engines.iter().filter(|engine| engine.state != "Cold").count();
-        self.replicas.set(i64::try_from(exist).unwrap_or(i64::MAX));
+        *self.gauges() = GaugeValues::of(model, exist);
         if exist == 0 && self.traffic.get().is_none() {
             return;
         }
@@ -224,11 +160,4 @@ impl ModelMetrics {
 fn state_label(state: &str) -> String {
     let name = state.split('(').next().unwrap_or(state);
     name.to_ascii_lowercase()
-}
-
-fn ratio(part: Bytes, whole: Bytes) -> f64 {
-    if whole == Bytes::ZERO {
-        return 0.0;
-    }
-    part.0 as f64 / whole.0 as f64
 }

@@ -36,8 +36,8 @@ pub(super) struct TrafficMetrics {
 }
 
 impl TrafficMetrics {
-    pub(super) fn new(name: &str, namespace: &str) -> Self {
-        let mut builder = FamilyBuilder { name, namespace, families: Vec::new() };
+    pub(super) fn new(name: &str) -> Self {
+        let mut builder = FamilyBuilder { name, families: Vec::new() };
         let bytes = builder.counters(
             "rouse_bytes_total",
             "Body bytes received from clients (in) and sent to clients (out)",

@@ -48,7 +48,14 @@ use rouse::{
 use rouse_config::Config;
 use rouse_net::{lease::TickClock, port::ClaimedPort};
 use rouse_platform::{EngineActivity, Platform, engine_client::PlatformContext};
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::{
+    sync::{
+        Notify,
+        futures::OwnedNotified,
+        mpsc::{self, error::TrySendError},
+    },
+    task::JoinHandle,
+};
 
 use meter::MeterReader;
 use state_store::{StateStore, StoredFailure};
@@ -57,10 +64,18 @@ use supervisor::LocalSupervisor;
 pub use meter::{Error as MeterError, discover};
 pub use state_store::{Error, StateDirLock, is_in_use};
 
+/// Commands that may wait for the supervisor.
+///
+/// The fleet has at most a handful outstanding for each engine, and one for each accelerator. So a full queue means
+/// that the supervisor or the fleet is broken, on any machine.
+const MAX_PENDING_COMMANDS: usize = 1 << 16;
+
 /// Runs engines on this machine.
 #[derive(Debug)]
 pub struct LocalPlatform {
-    commands: mpsc::UnboundedSender<Command>,
+    commands: mpsc::Sender<Command>,
+    /// Notified when a command cannot be submitted.
+    command_lost: Arc<Notify>,
     shared: Arc<LocalContext>,
     supervisor: JoinHandle<()>,
     lock: StateDirLock,
@@ -103,10 +118,22 @@ impl LocalPlatform {
             lost_accelerators: Mutex::default(),
             reserved_ports: Mutex::default(),
         });
-        let (commands, orders) = mpsc::unbounded_channel();
+        let (commands, orders) = mpsc::channel(MAX_PENDING_COMMANDS);
         let supervisor = LocalSupervisor::new(Arc::clone(&shared));
         let supervisor = tokio::spawn(supervisor.run(orders));
-        Ok(Self { commands, shared, supervisor, lock, failures_compared: AtomicBool::new(false) })
+        Ok(Self {
+            commands,
+            command_lost: Arc::default(),
+            shared,
+            supervisor,
+            lock,
+            failures_compared: AtomicBool::new(false),
+        })
+    }
+
+    /// Completes when a command was lost. The process must end then, since the fleet waits for the outcome.
+    pub fn command_lost(&self) -> OwnedNotified {
+        Arc::clone(&self.command_lost).notified_owned()
     }
 
     /// Ends every task, saves unsaved state and unlocks the state directory. Engines keep running.
@@ -123,9 +150,14 @@ impl LocalPlatform {
 
 impl Platform for LocalPlatform {
     fn submit(&self, command: Command) {
-        if self.commands.send(command).is_err() {
-            tracing::error!("command dropped: the engine supervisor has ended");
-        }
+        // The supervisor may itself wait for the driver to take an event, so the driver must not wait for it.
+        let (command, reason) = match self.commands.try_send(command) {
+            Ok(()) => return,
+            Err(TrySendError::Full(command)) => (command, "too many commands wait for the engine supervisor"),
+            Err(TrySendError::Closed(command)) => (command, "the engine supervisor has ended"),
+        };
+        tracing::error!(%command, reason, "command lost");
+        self.command_lost.notify_one();
     }
 
     fn engine_activity(&self, engine: &EngineId, generation: Generation) -> Arc<EngineActivity> {

@@ -17,7 +17,11 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-use rouse::units::{Millis, Tick};
+use rouse::{
+    model::EngineId,
+    units::{Millis, Tick},
+};
+use rouse_net::lease::SampleQueue;
 use tokio::sync::Notify;
 
 use super::rng::mix64;
@@ -41,6 +45,8 @@ pub struct CircuitBreaker {
     failed_recently: AtomicBool,
     /// Wakes the driver, which assigns engines to waiters, after every change.
     driver_notify: Arc<Notify>,
+    /// Where a change is announced to the driver, and as which engine.
+    sampling: Option<(Arc<SampleQueue>, EngineId)>,
     state: Mutex<BreakerState>,
 }
 
@@ -79,14 +85,25 @@ impl CircuitBreaker {
     /// Creates a closed breaker. `seed`: for the jitter. `driver` is notified of every change.
     #[must_use]
     pub fn new(seed: u64, driver: Arc<Notify>) -> Arc<Self> {
+        Arc::new(Self::unshared(seed, driver))
+    }
+
+    /// As [`Self::new`], for a driver that samples only the engines in `queue`.
+    #[must_use]
+    pub fn sampled(seed: u64, driver: Arc<Notify>, queue: Arc<SampleQueue>, engine: EngineId) -> Arc<Self> {
+        Arc::new(Self { sampling: Some((queue, engine)), ..Self::unshared(seed, driver) })
+    }
+
+    fn unshared(seed: u64, driver: Arc<Notify>) -> Self {
         let record =
             BreakerState { consecutive_failures: 0, window: None, ejection: None, jitter_seed: seed };
-        Arc::new(Self {
+        Self {
             retry_at: AtomicU64::new(0),
             failed_recently: AtomicBool::new(false),
             driver_notify: driver,
+            sampling: None,
             state: Mutex::new(record),
-        })
+        }
     }
 
     #[must_use]
@@ -130,7 +147,7 @@ impl CircuitBreaker {
         self.failed_recently.store(record.failed_recently(), Ordering::Relaxed);
         if back {
             self.retry_at.store(0, Ordering::Relaxed);
-            self.driver_notify.notify_one();
+            self.notify_driver();
         }
         back.then_some(BreakerTransition::Restored)
     }
@@ -142,8 +159,15 @@ impl CircuitBreaker {
         let was_in = record.ejection.is_none();
         let pause = record.record_failure(began, now)?;
         self.retry_at.store((now + pause).0, Ordering::Relaxed);
-        self.driver_notify.notify_one();
+        self.notify_driver();
         was_in.then_some(BreakerTransition::Ejected(pause))
+    }
+
+    fn notify_driver(&self) {
+        if let Some((queue, engine)) = &self.sampling {
+            queue.push(engine);
+        }
+        self.driver_notify.notify_one();
     }
 
     /// Held only for a few comparisons, and taken only for an engine that fails.

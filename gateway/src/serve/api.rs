@@ -24,7 +24,7 @@ use tokio::{
     runtime::{LocalOptions, LocalRuntime},
     sync::{
         Notify,
-        mpsc::{self, UnboundedReceiver, UnboundedSender},
+        mpsc::{self, Receiver, Sender},
         oneshot, watch,
     },
 };
@@ -64,6 +64,10 @@ pub struct ApiServer {
     loads: Arc<CoreLoads>,
 }
 
+/// Moved connections that may wait for a core. When they are as many, the core that accepts a further one keeps it: a
+/// core that falls so far behind is no better place.
+const MAX_MOVED_CONNECTIONS: usize = 1024;
+
 /// A connection on its way to another core.
 struct MovedConnection {
     stream: std::net::TcpStream,
@@ -81,9 +85,9 @@ struct WorkerSetup {
     handshakes: Option<Arc<HandshakePool>>,
     core_index: usize,
     loads: Arc<CoreLoads>,
-    /// Channels to the other cores, by number. Unbounded by type, but every queued connection holds a descriptor.
-    peers: Vec<Option<UnboundedSender<MovedConnection>>>,
-    moved_rx: UnboundedReceiver<MovedConnection>,
+    /// Channels to the other cores, by number.
+    peers: Vec<Option<Sender<MovedConnection>>>,
+    moved_rx: Receiver<MovedConnection>,
     /// Notified when the core accepts.
     ready_tx: oneshot::Sender<()>,
 }
@@ -134,7 +138,7 @@ impl ApiServer {
         let addresses = Arc::<AddressLimiter>::default();
         let (mut ups, mut ends) = (Vec::new(), Vec::new());
         let (ways, arrivals): (Vec<_>, Vec<_>) =
-            self.listeners.iter().map(|_| mpsc::unbounded_channel()).unzip();
+            self.listeners.iter().map(|_| mpsc::channel(MAX_MOVED_CONNECTIONS)).unzip();
         for ((number, listener), moved) in self.listeners.into_iter().enumerate().zip(arrivals) {
             let (tell, end) = oneshot::channel();
             let (ready_tx, ready_rx) = oneshot::channel();
@@ -240,8 +244,8 @@ fn lower_priority() {
 async fn accept(
     listener: TcpListener,
     connections: &Rc<WorkerConnections>,
-    peers: &[Option<UnboundedSender<MovedConnection>>],
-    moved: &mut UnboundedReceiver<MovedConnection>,
+    peers: &[Option<Sender<MovedConnection>>],
+    moved: &mut Receiver<MovedConnection>,
     mut stage: watch::Receiver<ShutdownStage>,
 ) {
     loop {
@@ -337,7 +341,7 @@ impl WorkerConnections {
         self: &Rc<Self>,
         stream: TcpStream,
         peer: SocketAddr,
-        peers: &[Option<UnboundedSender<MovedConnection>>],
+        peers: &[Option<Sender<MovedConnection>>],
     ) {
         let better = self.loads.less_loaded_than(self.core_index);
         let Some(way) = better.and_then(|better| peers.get(better)?.as_ref().map(|way| (better, way))) else {
@@ -348,12 +352,15 @@ impl WorkerConnections {
         let Some((stream, permit)) = self.admit(stream, peer) else { return };
         // Deregister from this core's poller; this cannot fail while nothing else holds the socket.
         let Ok(stream) = stream.into_std() else { return };
-        self.worker.server.metrics_sink.connection_moved();
         let moved = MovedConnection { stream, peer, permit, core_guard: self.loads.add_connection(better) };
-        if let Err(back) = way.send(moved) {
-            // That core has ended, which only a defect or a shutdown explains.
-            let core_guard = self.loads.add_connection(self.core_index);
-            self.serve_moved(MovedConnection { core_guard, ..back.0 }, ShutdownStage::Serving);
+        match way.try_send(moved) {
+            Ok(()) => self.worker.server.metrics_sink.connection_moved(),
+            Err(refused) => {
+                // That core takes no more for now, or it has ended in a shutdown.
+                let core_guard = self.loads.add_connection(self.core_index);
+                let kept = MovedConnection { core_guard, ..refused.into_inner() };
+                self.serve_moved(kept, ShutdownStage::Serving);
+            }
         }
     }
 
@@ -446,7 +453,7 @@ impl WorkerConnections {
     async fn drain(
         self: &Rc<Self>,
         mut stage: watch::Receiver<ShutdownStage>,
-        mut moved: UnboundedReceiver<MovedConnection>,
+        mut moved: Receiver<MovedConnection>,
     ) {
         let mut more = true;
         loop {

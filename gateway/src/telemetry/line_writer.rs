@@ -13,7 +13,7 @@ use std::{
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
-        mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
+        mpsc::{Receiver, SyncSender, sync_channel},
     },
     thread,
     time::Duration,
@@ -59,7 +59,7 @@ pub(crate) struct LineSender<T> {
 #[derive(Default)]
 struct WriterRequests {
     reopen: AtomicBool,
-    close: OnceLock<Sender<()>>,
+    close: OnceLock<SyncSender<()>>,
 }
 
 struct LineWriterThread<F> {
@@ -112,7 +112,7 @@ impl<T: Send + 'static> LineSender<T> {
 
     /// Waits up to `timeout` until all earlier lines are written; false on a timeout. Only the first call counts.
     pub(crate) fn close(&self, timeout: Duration) -> bool {
-        let (written_tx, written_rx) = channel();
+        let (written_tx, written_rx) = sync_channel(1);
         if self.requests.close.set(written_tx).is_err() {
             return true;
         }
@@ -167,8 +167,8 @@ impl<F> LineWriterThread<F> {
                 continue;
             }
             if let Some(close) = close {
-                // The requester may have timed out.
-                close.send(()).unwrap_or_default();
+                // The requester may have timed out, or been answered before.
+                close.try_send(()).unwrap_or_default();
             } else if !self.sink.batch_interval.is_zero() {
                 // An early flush and a timeout are treated alike.
                 self.flush_requested.recv_timeout(self.sink.batch_interval).unwrap_or_default();
@@ -319,6 +319,7 @@ mod tests {
     fn a_stalled_file_costs_lines_and_neither_time_nor_a_reopen() {
         let dir = tempfile::tempdir().unwrap();
         let (old, new) = (dir.path().join("old"), dir.path().join("new"));
+        #[expect(clippy::disallowed_methods, reason = "a test's channel")]
         let (release, released) = mpsc::channel();
         let mut sink = sink(Box::new(StalledWriter(released, open_append(&old).unwrap())));
         sink.path = Some(new.clone());
@@ -351,6 +352,7 @@ mod tests {
 
     #[test]
     fn the_end_is_not_waited_for_longer_than_said() {
+        #[expect(clippy::disallowed_methods, reason = "a test's channel")]
         let (_release, released) = mpsc::channel();
         let dir = tempfile::tempdir().unwrap();
         let lines =

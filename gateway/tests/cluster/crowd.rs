@@ -32,7 +32,8 @@ pub(crate) async fn make(client: &Client, namespace: &str) {
     all::<InferenceModel>(&Api::namespaced(client.clone(), namespace), MODELS, large_model).await;
 }
 
-async fn all<K>(api: &Api<K>, count: usize, object: fn(usize) -> Value)
+/// Creates this many objects.
+pub(crate) async fn all<K>(api: &Api<K>, count: usize, object: fn(usize) -> Value)
 where
     K: Resource + Clone + DeserializeOwned + Serialize + std::fmt::Debug,
 {

@@ -10,6 +10,7 @@ mod launchers;
 mod lost;
 mod metered;
 mod models;
+mod modes;
 mod policies;
 mod proofs;
 mod races;

@@ -51,6 +51,7 @@ impl LeaderWatcher {
         let claims: Vec<LeadershipReceiver> = claims.iter().map(|election| election.leadership()).collect();
         let first = ObservedLeader { until: Instant::now(), leader: leader(&claims) };
         let seen = Arc::new(Mutex::new(vec![first]));
+        #[expect(clippy::disallowed_methods, reason = "a test's channel")]
         let (stop, stopped) = mpsc::channel();
         let into = Arc::clone(&seen);
         let thread = thread::spawn(move || {

@@ -157,10 +157,13 @@ async fn ask(
         due += every;
         let mut connection = match kept.take().filter(BackgroundConnection::is_good) {
             Some(connection) => connection,
-            None => BackgroundConnection { stream: shared.connect().await, answers: 0 },
+            None => {
+                let (stream, gateway) = shared.connect().await;
+                BackgroundConnection { stream, gateway, answers: 0 }
+            }
         };
         let begun = Instant::now();
-        let gateway = connection.stream.peer_addr().unwrap();
+        let gateway = connection.gateway;
         match timeout(REQUEST_TIMEOUT, connection.exchange(text.as_bytes()))
             .await
             .unwrap_or_else(|_| Err("late".into()))
@@ -185,8 +188,8 @@ async fn listen(shared: Arc<BackgroundLoadShared>, stop: watch::Receiver<bool>) 
     let BackgroundLoadSpec { long, tokens, .. } = shared.spec;
     let text = request("/v1/chat/completions", "", &chat_body(long, true, tokens));
     while !*stop.borrow() {
-        let mut stream = shared.connect().await;
-        let (begun, gateway) = (Instant::now(), stream.peer_addr().unwrap());
+        let (mut stream, gateway) = shared.connect().await;
+        let begun = Instant::now();
         let mut bytes = Vec::new();
         let exchange = async {
             stream.write_all(text.as_bytes()).await?;
@@ -213,7 +216,8 @@ impl BackgroundLoadShared {
     }
 
     /// Connects to the next gateway in turn that accepts.
-    async fn connect(&self) -> TcpStream {
+    /// Returns a connection, and the gateway that it leads to: the system forgets the peer of one that was reset.
+    async fn connect(&self) -> (TcpStream, SocketAddr) {
         let given_up = Instant::now() + REQUEST_TIMEOUT;
         loop {
             let turn = self.next.fetch_add(1, Relaxed);
@@ -224,7 +228,7 @@ impl BackgroundLoadShared {
             match TcpStream::connect(gateway).await {
                 Ok(stream) => {
                     stream.set_nodelay(true).unwrap();
-                    return stream;
+                    return (stream, gateway);
                 }
                 // Refused, or reset by a process that was just killed: the client has sent nothing on this connection.
                 Err(error) => assert!(Instant::now() < given_up, "no gateway takes connections: {error}"),
@@ -235,6 +239,7 @@ impl BackgroundLoadShared {
 
 struct BackgroundConnection {
     stream: TcpStream,
+    gateway: SocketAddr,
     answers: u32,
 }
 

@@ -2,7 +2,8 @@
 
 use std::{fs, net::SocketAddr};
 
-use kube::Api;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::{Api, api::PostParams};
 use rouse_cluster::wait::{self, WAIT_TIMEOUT};
 use rouse_controllers::crd::GatewayReplica;
 use serde_json::json;
@@ -69,6 +70,41 @@ async fn who_may_see_nothing_is_not_ready_and_says_what_is_missing() {
             .contains("rouse_build_info")
     );
     // The gateway must not answer 404 for a model that it has not seen yet.
+    assert!(std::net::TcpStream::connect(api).is_err(), "requests are taken");
+
+    world.site.install("namespace.yaml", Some(&other)).await;
+    assert_eq!(says(operators, "ok", |answer| answer.text().contains("ok")).await.status, 200);
+    blocking(move || starting.wait_until_listening()).await;
+}
+
+/// Only a leader watches Pods, but this gateway may have to lead.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_may_see_models_and_no_pods_is_not_ready_and_says_so() {
+    let world = Installation::new("ready-podless", 1, "16Gi").await;
+    let elsewhere = world.site.cluster.namespace("ready-models").await.unwrap();
+    let other = elsewhere.name().to_owned();
+    let role = json!({"metadata": {"name": "models"}, "rules": [
+        {"apiGroups": ["rouse.dev"], "resources": ["inferencemodels"], "verbs": ["get", "list", "watch"]}]});
+    let binding = json!({"metadata": {"name": "models"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "models"},
+        "subjects": [{"kind": "ServiceAccount", "name": "rouse-gateway", "namespace": world.name()}]});
+    let (role, binding): (Role, RoleBinding) =
+        (serde_json::from_value(role).unwrap(), serde_json::from_value(binding).unwrap());
+    elsewhere.api::<Role>().create(&PostParams::default(), &role).await.unwrap();
+    elsewhere.api::<RoleBinding>().create(&PostParams::default(), &binding).await.unwrap();
+
+    let (operators, api) = (free(), free());
+    let starting = start(&world, &other, api, operators);
+    let missing = format!("pods in {other}");
+    let only_pods = |answer: &TestResponse| {
+        let text = answer.text();
+        text.contains("forbidden") && text.contains(&missing) && !text.contains("inferencemodels")
+    };
+    says(operators, "that it may not list Pods, and nothing else", only_pods).await;
+    // Long enough for a gateway that waits for the other lists only.
+    sleep(Duration::from_millis(500)).await;
+    let answer = says(operators, "the same", |_| true).await;
+    assert!(answer.status == 503 && only_pods(&answer), "{}", answer.text());
     assert!(std::net::TcpStream::connect(api).is_err(), "requests are taken");
 
     world.site.install("namespace.yaml", Some(&other)).await;

@@ -18,7 +18,7 @@ pub(crate) const STUB_ARGS_ENV: &str = "ROUSE_TEST_STUB";
 
 /// The programs of an installation: the gateway, which is the engine as well, and the stub.
 pub(crate) struct TestPrograms {
-    gateway: PathBuf,
+    pub(crate) gateway: PathBuf,
     /// Without a path this test program is the stub.
     stub: Option<PathBuf>,
 }

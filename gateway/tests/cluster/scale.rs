@@ -257,7 +257,7 @@ fn count(calls: &[AuditedCall]) -> BTreeMap<(String, String), usize> {
 }
 
 /// CPU time of the process on all cores so far.
-fn cpu(gateway: &ClusterGateway) -> Duration {
+pub(crate) fn cpu(gateway: &ClusterGateway) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{}/stat", gateway.pid())).unwrap();
     let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
     // Hundredths of a second in user and kernel mode: fields 14 and 15 of proc(5), which counts from the pid on.
@@ -266,7 +266,7 @@ fn cpu(gateway: &ClusterGateway) -> Duration {
 }
 
 /// Bytes of physical memory: all (`VmRSS`), anonymous (`RssAnon`), or mapped from files (`RssFile`).
-fn memory(gateway: &ClusterGateway, what: &str) -> u64 {
+pub(crate) fn memory(gateway: &ClusterGateway, what: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", gateway.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(':')).unwrap();
     line.trim().strip_suffix(" kB").unwrap().trim().parse::<u64>().unwrap() << 10

@@ -244,6 +244,7 @@ fn follow(gateway: &GatewayProcess, block: &Block) {
     let mut child =
         shell(gateway, &text).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect(&block.at);
     let mut said = child.stdout.take().unwrap();
+    #[expect(clippy::disallowed_methods, reason = "a test's channel")]
     let (heard, hears) = std::sync::mpsc::channel();
     let reader = std::thread::spawn(move || {
         let mut some = [0; 4096];

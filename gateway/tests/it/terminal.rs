@@ -46,6 +46,7 @@ fn a_watched_fleet_is_shown_anew_until_its_gateway_is_gone() {
         .spawn()
         .unwrap();
     let mut shown = watching.stdout.take().unwrap();
+    #[expect(clippy::disallowed_methods, reason = "a test's channel")]
     let (tell, pieces) = mpsc::channel();
     std::thread::spawn(move || {
         let mut piece = [0; 16 << 10];

@@ -13,15 +13,18 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf, duplex},
     net::TcpStream,
-    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    sync::mpsc::{Receiver, Sender, channel},
 };
 
 /// Bytes that a pipe holds per direction before its writer waits.
 pub const PIPE_CAPACITY_BYTES: usize = 256 << 10;
 
+/// Connections that may wait for a listener. Further ones wait for room.
+const BACKLOG: usize = 128;
+
 thread_local! {
     /// The listeners of this thread. A connection is made deep inside a request, where no listener can be passed in.
-    static LISTENERS: RefCell<BTreeMap<SocketAddr, UnboundedSender<DuplexStream>>> = RefCell::default();
+    static LISTENERS: RefCell<BTreeMap<SocketAddr, Sender<DuplexStream>>> = RefCell::default();
 }
 
 #[derive(Debug)]
@@ -33,10 +36,10 @@ pub enum Tcp {
 
 /// Turns this thread's later connections to `address` into pipes. The receiver yields their other ends.
 #[must_use]
-pub fn listen(address: SocketAddr) -> UnboundedReceiver<DuplexStream> {
-    let (tell, told) = unbounded_channel();
-    LISTENERS.with_borrow_mut(|listeners| listeners.insert(address, tell));
-    told
+pub fn listen(address: SocketAddr) -> Receiver<DuplexStream> {
+    let (tx, rx) = channel(BACKLOG);
+    LISTENERS.with_borrow_mut(|listeners| listeners.insert(address, tx));
+    rx
 }
 
 impl Tcp {
@@ -50,7 +53,7 @@ impl Tcp {
             return TcpStream::connect(address).await.map(Self::Socket);
         };
         let (near, far) = duplex(PIPE_CAPACITY_BYTES);
-        listener.send(far).map_err(|_| io::ErrorKind::ConnectionRefused)?;
+        listener.send(far).await.map_err(|_| io::ErrorKind::ConnectionRefused)?;
         Ok(near.into())
     }
 
@@ -156,5 +159,26 @@ impl AsyncWrite for Tcp {
             Self::Socket(socket) => Pin::new(socket).poll_shutdown(cx),
             Self::Pipe(pipe) => Pin::new(own(pipe)).poll_shutdown(cx),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_beyond_the_backlog_waits_for_the_listener() {
+        let address: SocketAddr = "127.0.0.1:9".parse().unwrap();
+        let mut listener = listen(address);
+        for _ in 0..BACKLOG {
+            Tcp::connect(address).await.unwrap();
+        }
+        let mut further = Box::pin(Tcp::connect(address));
+        assert!(further.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert!(listener.recv().await.is_some());
+        further.await.unwrap();
+        drop(listener);
+        let refused = Tcp::connect(address).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
     }
 }

@@ -24,7 +24,8 @@ type ArrivalKey = (Tick, WaiterId);
 
 #[derive(Clone, Debug, Default)]
 pub(in crate::fleet) struct ModelQueue {
-    bands: BTreeMap<Reverse<i32>, PriorityBand>,
+    /// Boxed, because a node of the map has room for eleven and nearly always holds one.
+    bands: BTreeMap<Reverse<i32>, Box<PriorityBand>>,
     arrivals: BTreeSet<ArrivalKey>,
     deadlines: BTreeSet<(Tick, WaiterId)>,
 }
@@ -39,7 +40,8 @@ impl ModelQueue {
     pub(in crate::fleet) fn add_waiter(&mut self, waiter: Arc<Waiter>) {
         self.arrivals.insert((waiter.arrived, waiter.id));
         self.deadlines.insert((waiter.deadline, waiter.id));
-        let PriorityBand { keys, counters: shares } = self.bands.entry(Reverse(waiter.band)).or_default();
+        let PriorityBand { keys, counters: shares } =
+            &mut **self.bands.entry(Reverse(waiter.band)).or_default();
         shares.record_return(&waiter);
         if !keys.contains_key(&waiter.key) {
             shares.add_key(&waiter.key, keys.keys().map(String::as_str));
@@ -127,7 +129,7 @@ impl ModelQueue {
 
     /// Returns all waiters in the order in which they would be served.
     pub(in crate::fleet) fn in_fair_order(&self) -> impl Iterator<Item = &Waiter> {
-        self.bands.values().flat_map(PriorityBand::in_fair_order)
+        self.bands.values().flat_map(|band| band.in_fair_order())
     }
 }
 

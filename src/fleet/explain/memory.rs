@@ -2,6 +2,8 @@
 //!
 //! Apart from the other reasons, because these texts need the ledger and the rules of eviction.
 
+use std::cmp::Reverse;
+
 use super::{ModelReason, ReasonClass};
 use crate::{
     engine::{Engine, state::LifecycleState},
@@ -13,6 +15,10 @@ use crate::{
 
 /// Smaller amounts beyond the reservations may be memory that is freed late, or a desktop.
 const MIN_OTHER_PROGRAM: Bytes = Bytes::mib(512);
+/// Maximum number of engines that a reason names: a pool may have thousands, and their texts change all the time.
+const MAX_NAMED_HOLDERS: usize = 4;
+/// Maximum number of engines that a reason lists as data: each refused client receives the list.
+const MAX_LISTED_HOLDERS: usize = 16;
 
 impl PlanBuilder<'_> {
     /// Reason with the engines that hold a candidate's memory, and until when.
@@ -26,9 +32,16 @@ impl PlanBuilder<'_> {
         let neighbours = planner.engines.on_accelerators(&candidate.accelerators);
         let holders: Vec<&Engine> =
             neighbours.into_iter().filter(|e| e.id != *id && e.state.has_process()).filter(on).collect();
-        let holder_texts: Vec<String> =
-            holders.iter().map(|e| format!("held by {}, {}", e.id.model, self.hold_text(e))).collect();
-        let awake = holders.iter().filter(|e| !matches!(e.state, LifecycleState::Asleep { .. }));
+        let named = holders.iter().take(MAX_NAMED_HOLDERS);
+        let mut holder_texts: Vec<String> =
+            named.clone().map(|e| format!("held by {}, {}", e.id.model, self.hold_text(e))).collect();
+        let unnamed = holders.len().saturating_sub(MAX_NAMED_HOLDERS);
+        if unnamed > 0 {
+            holder_texts.push(format!("and by {}", pluralize(unnamed, "other engine")));
+        }
+        let listed = planner.largest_holders(&holders);
+        let unlisted = holders.len().saturating_sub(listed.len());
+        let awake = listed.iter().filter(|e| !matches!(e.state, LifecycleState::Asleep { .. }));
         let notes_for_holders = awake.map(|e| (e.id.model.clone(), self.hold_text(e))).collect();
         let waits_for = self.shortage_text(id, candidate);
         let available = candidate.accelerators.iter().filter_map(|a| planner.ledger.accelerators.get(a));
@@ -42,8 +55,9 @@ impl PlanBuilder<'_> {
         };
         ModelReason {
             text: format!("{waits_for}: {held_by}{}", self.last_failure_text(id)),
-            named_models: holders.iter().map(|e| e.id.model.clone()).collect(),
-            holders: holders.iter().map(|e| planner.blocking_model(e, self.now)).collect(),
+            named_models: named.map(|e| e.id.model.clone()).collect(),
+            holders: listed.iter().map(|e| planner.blocking_model(e, self.now)).collect(),
+            unlisted_holders: u16::try_from(unlisted).unwrap_or(u16::MAX),
             notes_for_holders,
             admin_details: String::new(),
             retry_after,
@@ -167,6 +181,16 @@ impl PlanBuilder<'_> {
 }
 
 impl Planner {
+    /// Returns the engines to list as holders: all, or those with the most memory first if there are too many.
+    fn largest_holders<'e>(&self, holders: &[&'e Engine]) -> Vec<&'e Engine> {
+        let mut listed = holders.to_vec();
+        if listed.len() > MAX_LISTED_HOLDERS {
+            listed.sort_by_cached_key(|e| Reverse(self.ledger.booked_bytes(&e.id)));
+            listed.truncate(MAX_LISTED_HOLDERS);
+        }
+        listed
+    }
+
     fn blocking_model(&self, e: &Engine, now: Tick) -> BlockingModel {
         BlockingModel {
             model: e.id.model.clone(),

@@ -49,9 +49,7 @@ impl Planner {
 
     /// Returns engines that yielded to this one to their old place in line.
     fn clear_yields_to(&mut self, id: &EngineId) {
-        let yielded = self.engines.values().filter(|e| e.yielded_to.as_ref() == Some(id));
-        let yielded: Vec<EngineId> = yielded.map(|e| e.id.clone()).collect();
-        for other in &yielded {
+        for other in &self.engines.yielded_to(id) {
             self.engines.change(other, |e| e.yielded_to = None);
         }
     }

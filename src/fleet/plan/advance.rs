@@ -42,16 +42,23 @@ impl PlanBuilder<'_> {
 
     /// Advances every engine, and asserts that engines outside the due index need no command.
     fn advance_all(&mut self, due_engines: &[EngineId]) {
-        let all: Vec<EngineId> = self.planner.engines.values().map(|e| e.id.clone()).collect();
-        for id in &all {
-            let before = self.command_count();
-            self.advance_engine(id);
-            let no_command = self.command_count() == before;
-            debug_assert!(
-                no_command || due_engines.binary_search(id).is_ok(),
-                "{id} needed a command but was not in the due index"
-            );
+        for id in self.planner.engines.ids() {
+            if due_engines.binary_search(&id).is_ok() {
+                self.advance_engine(&id);
+            } else {
+                self.assert_needs_no_command(&id);
+            }
         }
+    }
+
+    fn assert_needs_no_command(&mut self, id: &EngineId) {
+        #[cfg(test)]
+        let visited = crate::fleet::state::engines::visits::count();
+        let before = self.command_count();
+        self.advance_engine(id);
+        debug_assert!(self.command_count() == before, "{id} needed a command but was not in the due index");
+        #[cfg(test)]
+        crate::fleet::state::engines::visits::reset_to(visited);
     }
 
     fn check_lost_accelerators(&mut self) {
@@ -370,7 +377,7 @@ impl PlanBuilder<'_> {
     /// Whether another engine measures free memory on one of this engine's accelerators.
     pub(in crate::fleet) fn has_profiling_neighbour(&self, id: &EngineId) -> bool {
         let Some(e) = self.engine(id) else { return false };
-        self.planner.engines.on_accelerators(&e.accelerators).into_iter().any(|other| {
+        self.planner.engines.moving_on(&e.accelerators).into_iter().any(|other| {
             other.id != *id
                 && other.is_profiling()
                 && other.accelerators.iter().any(|a| e.accelerators.contains(a))

@@ -16,25 +16,13 @@ impl Planner {
     /// Applies what time alone changes: ends back-offs, resets old failures, removes engines and models that are gone.
     pub(in crate::fleet) fn advance_time(&mut self, now: Tick) {
         self.last_planned = self.last_planned.max(now);
-        let decides = self.role.decides();
-        let backoff_over = |engine: &Engine| {
-            decides && matches!(engine.state, LifecycleState::Backoff { until, .. } if until <= now)
-        };
-        for id in self.engines.time_driven() {
-            // Checked first, because a change copies what other copies still share.
-            if !self.engines.get(&id).is_some_and(|engine| {
-                backoff_over(engine) || (engine.failures > 0 && engine.has_recovered(now))
-            }) {
-                continue;
+        for id in self.engines.recovered(now) {
+            self.engines.change(&id, |engine| engine.failures = 0);
+        }
+        if self.role.decides() {
+            for id in self.engines.with_ended_backoff(now) {
+                self.engines.change(&id, |engine| engine.transition_to(LifecycleState::Cold, now));
             }
-            self.engines.change(&id, |engine| {
-                if backoff_over(engine) {
-                    engine.transition_to(LifecycleState::Cold, now);
-                }
-                if engine.has_recovered(now) {
-                    engine.failures = 0;
-                }
-            });
         }
         let models = &self.models;
         let removed = self.engines.retain(|engine| {
@@ -57,22 +45,23 @@ impl Planner {
             && self.engines.of_model(name).next().is_none();
         if unused {
             Arc::make_mut(&mut self.models).remove(name);
+            self.kept_awake.remove(name);
         }
     }
 
-    /// The first moment after `after` at which a decision may change. One too many is harmless; a missing one is a
-    /// stall.
-    pub(in crate::fleet) fn deadline_after(&self, after: Tick) -> Option<Tick> {
+    /// The first moment after the last plan at which a decision may change. One too many is harmless; a missing one is
+    /// a stall.
+    pub(in crate::fleet) fn next_deadline(&self) -> Option<Tick> {
+        let after = self.last_planned;
         let awaited = self.ledger.accelerators.awaiting_reading();
         let lost = awaited.flat_map(|(_, a)| a.reading_timeout_at().into_iter().chain(a.recovery_check_at()));
         let orders = self.operations.values().map(|op| op.issued_at + self.max_wait_of(&op.model));
-        let mut engines = None;
-        self.each_model(|model, of| {
-            let spec = model.and_then(|m| m.spec.as_deref());
-            let first = of.iter().flat_map(|e| self.deadlines_of(e, spec)).filter(|at| *at > after).min();
-            engines = engines.into_iter().chain(first).min();
-        });
-        lost.chain(orders).filter(|at| *at > after).chain(engines).min()
+        lost.chain(orders).filter(|at| *at > after).chain(self.first_engine_deadline()).min()
+    }
+
+    /// The engine's first deadline after the last planned moment.
+    pub(in crate::fleet) fn first_deadline_of(&self, e: &Engine) -> Option<Tick> {
+        self.deadlines_of(e, self.spec(&e.id.model)).filter(|at| *at > self.last_planned).min()
     }
 
     fn deadlines_of(&self, e: &Engine, spec: Option<&ModelSpec>) -> impl Iterator<Item = Tick> + use<> {

@@ -2,13 +2,16 @@
 //!
 //! Apart from the planner, because placement and adoption ask a record for an engine's sizes.
 
-use std::sync::Arc;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
     fleet::{event::LearnedMeasurements, state::ledger::amount::ResourceAmount},
-    model::ModelSpec,
+    model::{ModelName, ModelSpec},
     units::{Bytes, Millis, Tick},
 };
 
@@ -55,5 +58,39 @@ impl ModelRecord {
     /// Memory that an asleep engine keeps on each of its accelerators.
     pub(in crate::fleet) fn residue(&self, spec: &ModelSpec) -> Bytes {
         spec.memory.asleep.max(self.learned.residue.unwrap_or_default()).min(spec.memory.awake)
+    }
+}
+
+/// The models with an engine that is kept awake without demand, so that a plan need not look for them among all.
+///
+/// Derived from the models, so two states never differ by it.
+#[derive(Clone, Debug, Default)]
+pub(in crate::fleet) struct KeptAwakeModels(Arc<BTreeSet<ModelName>>);
+
+impl KeptAwakeModels {
+    pub(in crate::fleet) fn from_models(models: &BTreeMap<ModelName, ModelRecord>) -> Self {
+        let kept_awake = models.iter().filter(|(_, model)| model.keeps_awake(0));
+        Self(Arc::new(kept_awake.map(|(name, _)| name.clone()).collect()))
+    }
+
+    pub(in crate::fleet) fn iter(&self) -> impl Iterator<Item = &ModelName> {
+        self.0.iter()
+    }
+
+    pub(in crate::fleet) fn remove(&mut self, model: &ModelName) {
+        if self.0.contains(model) {
+            Arc::make_mut(&mut self.0).remove(model);
+        }
+    }
+
+    /// Whether the index equals a newly built one.
+    pub(in crate::fleet) fn is_consistent_with(&self, models: &BTreeMap<ModelName, ModelRecord>) -> bool {
+        self.0 == Self::from_models(models).0
+    }
+}
+
+impl PartialEq for KeptAwakeModels {
+    fn eq(&self, _: &Self) -> bool {
+        true
     }
 }

@@ -339,7 +339,7 @@ impl PlanBuilder<'_> {
         // An engine that lacks a dependency is not about to use its reservation.
         let about_to =
             |e: &Engine| e.pending_reservation.is_some() && self.planner.first_missing(&e.id.model).is_none();
-        let engines = self.planner.engines.on_accelerators(&candidate.accelerators);
+        let engines = self.planner.engines.moving_on(&candidate.accelerators);
         let blocks = |e: &&Engine| self.interferes(e, launch, about_to(e));
         engines.into_iter().filter(is_neighbour).find(blocks).map(|e| e.id.clone())
     }
@@ -377,8 +377,7 @@ impl PlanBuilder<'_> {
         let launch = cold && self.planner.spec(&id.model).is_none_or(ModelSpec::profiles_memory);
         let about_to =
             |e: &Engine| e.pending_reservation.as_ref().is_some_and(|placing| !placing.in_dependency_group);
-        let neighbours =
-            self.planner.engines.on_accelerators(accelerators).into_iter().filter(|e| e.id != *id);
+        let neighbours = self.planner.engines.moving_on(accelerators).into_iter().filter(|e| e.id != *id);
         let mut neighbours = neighbours.filter(|e| e.state.has_process() || about_to(e));
         // A failing engine may measure until it is stopped.
         neighbours.any(|e| {

@@ -129,9 +129,11 @@ impl Planner {
         let mut learned = before;
         change(&mut learned);
         if learned != before
-            && let Some(model) = Arc::make_mut(&mut self.models).get_mut(model)
+            && let Some(record) = Arc::make_mut(&mut self.models).get_mut(model)
         {
-            model.learned = learned;
+            record.learned = learned;
+            // Learned times set the end of an engine's protection.
+            self.engines.mark_model_dirty(model);
         }
     }
 

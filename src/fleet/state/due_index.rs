@@ -1,4 +1,4 @@
-//! Index of the engines that a turn may skip.
+//! Index of the engines that a turn may skip, and of the next deadline of all engines.
 //!
 //! Every event causes a turn, and nearly every engine is unchanged. So a turn advances only the engines that may need a
 //! command now. For every other engine the index has the moment until which it rests if no event affects it. `next_due`
@@ -6,33 +6,43 @@
 //! too early, never too late: the computation ignores waiters and pins, which only keep engines from being evicted, and
 //! leaves every transient state to the full check.
 //!
+//! The driver sleeps until the first deadline of any engine, which is exact and may be later or earlier than `next_due`.
+//! The index has the first deadline of each engine after the last planned moment. It changes with the same inputs, and
+//! when that moment passes it.
+//!
 //! Entries made before a decision hold during it. A decision about one engine moves another only through what makes
 //! that one due in any case (it drains, it has an operation, its accelerator is no longer configured).
-
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
 
 use crate::{
     engine::{Admission, Engine, state::LifecycleState},
     fleet::{
-        plan::{ModelRecord, Planner, is_outdated},
+        plan::{Planner, is_outdated},
         state::ledger::{AcceleratorAccount, accounts::DirtyAccounts},
     },
     model::{EngineId, ModelSpec},
+    shared_map::{SharedMap, SharedSet},
     units::{Bytes, Tick},
 };
 
-/// Until when each engine rests. Derived from the other state, so two states never differ by it.
+/// Until when each engine rests, and its next deadline.
+///
+/// Derived from the other state, so two states never differ by it.
 #[derive(Clone, Debug, Default)]
 pub(in crate::fleet) struct DueIndex {
     /// Engines without an entry rest until an event affects them.
-    by_engine: Arc<BTreeMap<EngineId, Tick>>,
-    /// The same entries, ordered by time.
-    by_time: Arc<BTreeSet<(Tick, EngineId)>>,
+    due: EngineTimes,
+    /// Each engine's first deadline after the last planned moment.
+    deadlines: EngineTimes,
     /// Whether every engine that needs an entry has one.
     complete: bool,
+}
+
+/// A moment for each of some engines.
+#[derive(Clone, Debug, Default)]
+struct EngineTimes {
+    by_engine: SharedMap<EngineId, Tick>,
+    /// The same entries, ordered by time.
+    by_time: SharedSet<(Tick, EngineId)>,
 }
 
 /// Marks an engine that may need a command at any time.
@@ -43,25 +53,37 @@ impl DueIndex {
     pub(in crate::fleet) const fn invalidate(&mut self) {
         self.complete = false;
     }
+}
 
-    fn set(&mut self, id: &EngineId, until: Option<Tick>) {
+impl EngineTimes {
+    fn set(&mut self, id: &EngineId, at: Option<Tick>) {
         let before = self.by_engine.get(id).copied();
-        if before == until {
+        if before == at {
             return;
         }
-        let (all, due) = (Arc::make_mut(&mut self.by_engine), Arc::make_mut(&mut self.by_time));
+        // The new entry goes in before the old one leaves: a map whose only entry leaves frees its memory.
+        if let Some(at) = at {
+            self.by_time.insert((at, id.clone()));
+            if let Some(known) = self.by_engine.get_mut(id) {
+                *known = at;
+            } else {
+                self.by_engine.insert(id.clone(), at);
+            }
+        } else {
+            self.by_engine.remove(id);
+        }
         if let Some(before) = before {
-            due.remove(&(before, id.clone()));
+            self.by_time.remove(&(before, id.clone()));
         }
-        match until {
-            Some(until) => {
-                due.insert((until, id.clone()));
-                all.insert(id.clone(), until);
-            }
-            None => {
-                all.remove(id);
-            }
-        }
+    }
+
+    /// The engines whose moment has come.
+    fn due_by(&self, now: Tick) -> impl Iterator<Item = &EngineId> {
+        self.by_time.iter().take_while(move |(at, _)| *at <= now).map(|(_, id)| id)
+    }
+
+    fn first(&self) -> Option<Tick> {
+        self.by_time.iter().next().map(|(at, _)| *at)
     }
 }
 
@@ -77,15 +99,15 @@ impl Planner {
         if self.shutdown.is_some() || !self.due_index.complete {
             return self.engines.values().map(|e| e.id.clone()).collect();
         }
-        let due = self.due_index.by_time.iter().take_while(|(until, _)| *until <= now);
-        let mut due_engines: Vec<EngineId> = due.map(|(_, id)| id.clone()).collect();
+        let mut due_engines: Vec<EngineId> = self.due_index.due.due_by(now).cloned().collect();
         due_engines.sort_unstable();
         due_engines
     }
 
-    /// Recomputes the entries of changed engines and of engines on changed accelerators.
+    /// Recomputes the entries of changed engines, of engines on changed accelerators, and of passed deadlines.
     pub(in crate::fleet) fn refresh_due_index(&mut self) {
         let mut touched = self.engines.take_dirty();
+        touched.append(&mut self.ledger.accelerators.take_rebooked());
         let accounts = match self.ledger.accelerators.take_dirty() {
             DirtyAccounts::Listed(accounts) if self.due_index.complete => accounts,
             _ => {
@@ -95,36 +117,39 @@ impl Planner {
             }
         };
         touched.extend(self.engines.on_accelerators(&accounts).into_iter().map(|e| e.id.clone()));
+        touched.extend(self.due_index.deadlines.due_by(self.last_planned).cloned());
+        touched.sort_unstable();
+        touched.dedup();
         for id in &touched {
-            let until = self.engines.get(id).and_then(|e| self.next_due(e));
-            self.due_index.set(id, until);
+            let engine = self.engines.get(id);
+            let (due, deadline) =
+                engine.map_or((None, None), |e| (self.next_due(e), self.first_deadline_of(e)));
+            self.due_index.due.set(id, due);
+            self.due_index.deadlines.set(id, deadline);
         }
+    }
+
+    /// The first deadline of any engine after the last planned moment.
+    pub(in crate::fleet) fn first_engine_deadline(&self) -> Option<Tick> {
+        if self.due_index.complete {
+            self.due_index.deadlines.first()
+        } else {
+            self.scan_for_engine_deadline()
+        }
+    }
+
+    /// Computes [`Self::first_engine_deadline`] without the index.
+    pub(in crate::fleet) fn scan_for_engine_deadline(&self) -> Option<Tick> {
+        self.engines.values().filter_map(|e| self.first_deadline_of(e)).min()
     }
 
     /// Returns the engines that are due earlier than the index has them.
     pub(in crate::fleet) fn overlooked_engines(&self) -> Vec<EngineId> {
         let engines = self.engines.values().filter(|_| self.due_index.complete);
         let until = |at: Option<Tick>| at.unwrap_or(Tick(u64::MAX));
-        let overlooked =
-            engines.filter(|e| until(self.next_due(e)) < until(self.due_index.by_engine.get(&e.id).copied()));
+        let overlooked = engines
+            .filter(|e| until(self.next_due(e)) < until(self.due_index.due.by_engine.get(&e.id).copied()));
         overlooked.map(|e| e.id.clone()).collect()
-    }
-
-    /// Visits every model that has engines, with these engines, ordered by name.
-    ///
-    /// Both maps are ordered by name, so one merged walk avoids lookups.
-    pub(in crate::fleet) fn each_model<'a>(
-        &'a self,
-        mut visit: impl FnMut(Option<&'a ModelRecord>, &[&'a Engine]),
-    ) {
-        let engines: Vec<&Engine> = self.engines.values().collect();
-        let mut models = self.models.iter().peekable();
-        for engines in engines.chunk_by(|a, b| a.id.model == b.id.model) {
-            let Some(first) = engines.first() else { continue };
-            while models.next_if(|(name, _)| **name < first.id.model).is_some() {}
-            let model = models.next_if(|(name, _)| **name == first.id.model).map(|(_, model)| model);
-            visit(model, engines);
-        }
     }
 
     /// When the engine is next due; `None`: not before an event affects it.

@@ -1,71 +1,113 @@
-//! All engines, with indexes of which engines share an accelerator.
+//! All engines, with indexes of those that share an accelerator, are in use, or change with time.
 //!
 //! Planning works on a copy of the state, and most decisions change nothing. So copies share the engines until a write,
-//! which copies engine by engine. Only this module maintains the indexes, since an engine changes only through
-//! [`EngineTable::change`].
+//! which copies engine by engine ([`SharedMap`]). Only this module maintains the indexes, since an engine changes only
+//! through [`EngineTable::change`]. A turn must not visit every engine: it reads an index instead.
+
+mod index;
+#[cfg(test)]
+pub(in crate::fleet) mod visits;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    mem::Discriminant,
-    net::SocketAddr,
     sync::Arc,
 };
 
 use serde::{Deserialize, Serialize};
 
+pub(in crate::fleet) use self::index::take_models;
+use self::index::{
+    EnginesByAccelerator, EnginesByTime, IndexKeys, due_by, move_in_index, move_in_time, set_in_index,
+};
 use crate::{
-    engine::{Admission, Engine, state::LifecycleState},
+    engine::Engine,
     model::{AcceleratorId, EngineId, ModelName},
-    units::Generation,
+    shared_map::{SharedMap, SharedSet},
+    units::Tick,
 };
 
+/// The engines as a journal stores them.
 type EngineMap = BTreeMap<EngineId, Arc<Engine>>;
-type EnginesByAccelerator = BTreeMap<AcceleratorId, BTreeSet<EngineId>>;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(from = "EngineMap", into = "EngineMap")]
 pub(in crate::fleet) struct EngineTable {
-    engines: Arc<EngineMap>,
+    engines: SharedMap<EngineId, Arc<Engine>>,
     /// Engines on each accelerator, including pending reservations.
-    by_accelerator: Arc<EnginesByAccelerator>,
+    by_accelerator: EnginesByAccelerator,
     /// Engines that will release memory on each accelerator without any further decision.
-    winding_down: Arc<EnginesByAccelerator>,
+    winding_down: EnginesByAccelerator,
+    /// Engines on each accelerator that move memory there, are about to, or fail.
+    moving: EnginesByAccelerator,
     /// Engines that are ready for their first request and have none yet.
-    awaiting_probe: Arc<BTreeSet<EngineId>>,
-    /// Engines that the passing of time alone may change.
-    time_driven: Arc<BTreeSet<EngineId>>,
+    awaiting_probe: SharedSet<EngineId>,
+    /// Engines in back-off, by its end.
+    backoffs: EnginesByTime,
+    /// Awake engines with earlier failures, by the moment from which those no longer count.
+    recoveries: EnginesByTime,
+    /// Engines with leases, of models with more than one engine.
+    leased_replicas: SharedSet<EngineId>,
+    /// Engines in use, or used since their last launch, here or at another gateway.
+    used: SharedSet<EngineId>,
+    /// Engines that have yielded to another engine that has not had its turn yet.
+    yielded: SharedSet<EngineId>,
     /// Engines changed since the last [`EngineTable::take_dirty`].
     dirty: Vec<EngineId>,
     /// Models with more than one engine.
-    multi_engine_models: Arc<BTreeSet<ModelName>>,
+    multi_engine_models: SharedSet<ModelName>,
     /// Engines that are new or hold nothing any more: [`EngineTable::retain`] may remove them.
     removal_candidates: BTreeSet<EngineId>,
     /// Models with an engine whose routing changed since the last [`EngineTable::take_rerouted`].
     rerouted_models: Arc<BTreeSet<ModelName>>,
+    /// Models with an engine that got its first lease or lost its last since the last
+    /// [`EngineTable::take_use_changed`].
+    use_changed_models: Arc<BTreeSet<ModelName>>,
 }
 
 impl EngineTable {
     pub(in crate::fleet) fn get(&self, id: &EngineId) -> Option<&Engine> {
-        self.engines.get(id).map(|e| &**e)
+        self.engines.get(id).map(|e| visited(e))
     }
 
     pub(in crate::fleet) fn contains_key(&self, id: &EngineId) -> bool {
         self.engines.contains_key(id)
     }
 
+    pub(in crate::fleet) fn ids(&self) -> Vec<EngineId> {
+        self.engines.keys().cloned().collect()
+    }
+
     pub(in crate::fleet) fn values(&self) -> impl Iterator<Item = &Engine> {
-        self.engines.values().map(|e| &**e)
+        self.engines.values().map(|e| visited(e))
     }
 
     pub(in crate::fleet) fn of_model(&self, model: &ModelName) -> impl Iterator<Item = &Engine> + use<'_> {
-        let id = |replica| EngineId::new(model.clone(), replica);
-        self.engines.range(id(0)..=id(u32::MAX)).map(|(_, e)| &**e)
+        let first = EngineId::new(model.clone(), 0);
+        let from_first = self.engines.iter_from(&first);
+        from_first.take_while(move |(id, _)| id.model == first.model).map(|(_, e)| visited(e))
     }
 
     /// Returns the engines on any of these accelerators, including pending reservations, ordered by name.
     pub(in crate::fleet) fn on_accelerators(&self, accelerators: &[AcceleratorId]) -> Vec<&Engine> {
+        self.indexed(&self.by_accelerator, accelerators)
+    }
+
+    /// Returns those on any of these accelerators that start, fall asleep, stop, fail or release memory, or have a
+    /// reservation to start with, ordered by name.
+    ///
+    /// A start looks at its neighbours for nothing else, and a pool may have thousands that do none of this.
+    pub(in crate::fleet) fn moving_on(&self, accelerators: &[AcceleratorId]) -> Vec<&Engine> {
+        self.indexed(&self.moving, accelerators)
+    }
+
+    /// Returns the engines that will release memory on any of these accelerators without any further decision.
+    pub(in crate::fleet) fn winding_down_on_any(&self, accelerators: &[AcceleratorId]) -> Vec<&Engine> {
+        self.indexed(&self.winding_down, accelerators)
+    }
+
+    fn indexed(&self, index: &EnginesByAccelerator, accelerators: &[AcceleratorId]) -> Vec<&Engine> {
         let mut ids: Vec<&EngineId> =
-            accelerators.iter().filter_map(|a| self.by_accelerator.get(a)).flatten().collect();
+            accelerators.iter().filter_map(|a| index.get(a)).flat_map(SharedSet::iter).collect();
         if accelerators.len() > 1 {
             ids.sort_unstable();
             ids.dedup();
@@ -78,7 +120,8 @@ impl EngineTable {
         &self,
         accelerator: &AcceleratorId,
     ) -> impl Iterator<Item = &Engine> {
-        self.winding_down.get(accelerator).into_iter().flatten().filter_map(|id| self.get(id))
+        let ids = self.winding_down.get(accelerator).into_iter().flat_map(SharedSet::iter);
+        ids.filter_map(|id| self.get(id))
     }
 
     pub(in crate::fleet) fn awaiting_probe(&self) -> Vec<EngineId> {
@@ -87,19 +130,46 @@ impl EngineTable {
 
     /// Whether the indexes equal newly built ones.
     pub(in crate::fleet) fn has_consistent_indexes(&self) -> bool {
-        let anew = Self::from(EngineMap::clone(&self.engines));
+        let anew = Self::from(EngineMap::from(self.clone()));
         let holds = |index: &EnginesByAccelerator| -> EnginesByAccelerator {
             index.iter().filter(|(_, ids)| !ids.is_empty()).map(|(a, ids)| (a.clone(), ids.clone())).collect()
         };
         holds(&self.by_accelerator) == holds(&anew.by_accelerator)
             && holds(&self.winding_down) == holds(&anew.winding_down)
+            && holds(&self.moving) == holds(&anew.moving)
             && self.multi_engine_models == anew.multi_engine_models
             && self.awaiting_probe == anew.awaiting_probe
-            && self.time_driven == anew.time_driven
+            && self.backoffs == anew.backoffs
+            && self.recoveries == anew.recoveries
+            && self.leased_replicas == anew.leased_replicas
+            && self.used == anew.used
+            && self.yielded == anew.yielded
     }
 
-    pub(in crate::fleet) fn time_driven(&self) -> Vec<EngineId> {
-        self.time_driven.iter().cloned().collect()
+    /// Engines whose back-off has ended by now.
+    pub(in crate::fleet) fn with_ended_backoff(&self, now: Tick) -> Vec<EngineId> {
+        due_by(&self.backoffs, now)
+    }
+
+    /// Engines whose earlier failures no longer count.
+    pub(in crate::fleet) fn recovered(&self, now: Tick) -> Vec<EngineId> {
+        due_by(&self.recoveries, now)
+    }
+
+    /// Engines with leases, of models with more than one engine.
+    pub(in crate::fleet) fn leased_replicas(&self) -> impl Iterator<Item = &EngineId> {
+        self.leased_replicas.iter()
+    }
+
+    /// Engines in use, or used since their last launch, here or at another gateway.
+    pub(in crate::fleet) fn used(&self) -> impl Iterator<Item = &EngineId> {
+        self.used.iter()
+    }
+
+    /// Engines that have yielded to this one.
+    pub(in crate::fleet) fn yielded_to(&self, other: &EngineId) -> Vec<EngineId> {
+        let yielded = self.yielded.iter().filter_map(|id| self.get(id));
+        yielded.filter(|e| e.yielded_to.as_ref() == Some(other)).map(|e| e.id.clone()).collect()
     }
 
     pub(in crate::fleet) fn change<R>(
@@ -107,10 +177,9 @@ impl EngineTable {
         id: &EngineId,
         change: impl FnOnce(&mut Engine) -> R,
     ) -> Option<R> {
-        if !self.engines.contains_key(id) {
-            return None;
-        }
-        let engine = Arc::make_mut(Arc::make_mut(&mut self.engines).get_mut(id)?);
+        #[cfg(test)]
+        visits::record();
+        let engine = Arc::make_mut(self.engines.get_mut(id)?);
         let before = IndexKeys::of(engine);
         let result = change(engine);
         let after = IndexKeys::of(engine);
@@ -127,7 +196,7 @@ impl EngineTable {
     pub(in crate::fleet) fn insert(&mut self, engine: Engine) {
         let after = IndexKeys::of(&engine);
         let id = engine.id.clone();
-        let before = Arc::make_mut(&mut self.engines).insert(id.clone(), Arc::new(engine));
+        let before = self.engines.insert(id.clone(), Arc::new(engine));
         self.reindex(&id, &before.map(|e| IndexKeys::of(&e)).unwrap_or_default(), &after);
         self.removal_candidates.insert(id.clone());
         self.dirty.push(id.clone());
@@ -139,26 +208,27 @@ impl EngineTable {
         std::mem::take(&mut self.dirty)
     }
 
-    /// Marks all engines of a model as changed, because its operations or remote demand changed.
+    /// Marks all engines of a model as changed, because its operations, remote demand or learned times changed.
     pub(in crate::fleet) fn mark_model_dirty(&mut self, model: &ModelName) {
         let ids: Vec<EngineId> = self.of_model(model).map(|e| e.id.clone()).collect();
         self.dirty.extend(ids);
     }
 
-    /// Models with more than one engine.
-    pub(in crate::fleet) fn multi_engine_models(&self) -> impl Iterator<Item = &ModelName> {
-        self.multi_engine_models.iter()
+    pub(in crate::fleet) fn has_several_engines(&self, model: &ModelName) -> bool {
+        self.multi_engine_models.contains(model)
     }
 
     fn update_multi_engine(&mut self, model: &ModelName) {
         let plural = self.of_model(model).nth(1).is_some();
-        if plural != self.multi_engine_models.contains(model) {
-            let all = Arc::make_mut(&mut self.multi_engine_models);
-            if plural {
-                all.insert(model.clone())
-            } else {
-                all.remove(model)
-            };
+        let before = self.multi_engine_models.contains(model);
+        if plural == before {
+            return;
+        }
+        set_in_index(&mut self.multi_engine_models, model, before, plural);
+        let leased: Vec<EngineId> =
+            self.of_model(model).filter(|e| e.leases > 0).map(|e| e.id.clone()).collect();
+        for id in &leased {
+            set_in_index(&mut self.leased_replicas, id, before, plural);
         }
     }
 
@@ -167,12 +237,15 @@ impl EngineTable {
     /// Checks only the removal candidates: a fleet adopts its engines one event at a time, and checking all engines
     /// each time would be quadratic.
     pub(in crate::fleet) fn retain(&mut self, keep: impl Fn(&Engine) -> bool) -> Vec<Arc<Engine>> {
+        if self.removal_candidates.is_empty() {
+            return Vec::new();
+        }
         let loose = std::mem::take(&mut self.removal_candidates);
         let leave = |e: &&Arc<Engine>| !keep(e);
         let removed: Vec<Arc<Engine>> =
             loose.iter().filter_map(|id| self.engines.get(id)).filter(leave).cloned().collect();
         for engine in &removed {
-            Arc::make_mut(&mut self.engines).remove(&engine.id);
+            self.engines.remove(&engine.id);
             self.reindex(&engine.id, &IndexKeys::of(engine), &IndexKeys::default());
             self.dirty.push(engine.id.clone());
             self.update_multi_engine(&engine.id.model);
@@ -185,93 +258,45 @@ impl EngineTable {
         self.removal_candidates = self.engines.keys().cloned().collect();
     }
 
-    /// Marks the model's routes as changed for a reason that no [`RoutingKey`] shows.
+    /// Marks the model's routes as changed for a reason that no [`index::RoutingKey`] shows.
     pub(in crate::fleet) fn mark_rerouted(&mut self, model: &ModelName) {
         Arc::make_mut(&mut self.rerouted_models).insert(model.clone());
     }
 
-    pub(in crate::fleet) fn take_rerouted(&mut self) -> Arc<BTreeSet<ModelName>> {
-        std::mem::take(&mut self.rerouted_models)
+    pub(in crate::fleet) fn take_rerouted(&mut self) -> BTreeSet<ModelName> {
+        take_models(&mut self.rerouted_models)
+    }
+
+    pub(in crate::fleet) fn take_use_changed(&mut self) -> BTreeSet<ModelName> {
+        take_models(&mut self.use_changed_models)
     }
 
     fn reindex(&mut self, id: &EngineId, before: &IndexKeys, after: &IndexKeys) {
+        if before.leased != after.leased && !self.use_changed_models.contains(&id.model) {
+            Arc::make_mut(&mut self.use_changed_models).insert(id.model.clone());
+        }
         if before.routing != after.routing && !self.rerouted_models.contains(&id.model) {
             Arc::make_mut(&mut self.rerouted_models).insert(id.model.clone());
         }
-        move_in_index(&mut self.by_accelerator, id, &before.accelerators, &after.accelerators);
-        move_in_index(&mut self.winding_down, id, &before.winding_down, &after.winding_down);
+        move_in_index(&mut self.by_accelerator, id, before.accelerators(), after.accelerators());
+        move_in_index(&mut self.winding_down, id, before.winding_down(), after.winding_down());
+        move_in_index(&mut self.moving, id, before.moving(), after.moving());
         set_in_index(&mut self.awaiting_probe, id, before.awaiting_probe, after.awaiting_probe);
-        set_in_index(&mut self.time_driven, id, before.time_driven, after.time_driven);
-    }
-}
-
-fn move_in_index(
-    index: &mut Arc<EnginesByAccelerator>,
-    id: &EngineId,
-    before: &[AcceleratorId],
-    after: &[AcceleratorId],
-) {
-    if before == after {
-        return;
-    }
-    let index = Arc::make_mut(index);
-    for accelerator in before {
-        if let Some(engines) = index.get_mut(accelerator) {
-            engines.remove(id);
+        if self.multi_engine_models.contains(&id.model) {
+            set_in_index(&mut self.leased_replicas, id, before.leased, after.leased);
         }
-    }
-    for accelerator in after {
-        index.entry(accelerator.clone()).or_default().insert(id.clone());
-    }
-}
-
-fn set_in_index(index: &mut Arc<BTreeSet<EngineId>>, id: &EngineId, before: bool, after: bool) {
-    if before == after {
-        return;
-    }
-    if after {
-        Arc::make_mut(index).insert(id.clone());
-    } else {
-        Arc::make_mut(index).remove(id);
+        set_in_index(&mut self.used, id, before.used, after.used);
+        set_in_index(&mut self.yielded, id, before.yielded, after.yielded);
+        move_in_time(&mut self.backoffs, id, before.backoff_until, after.backoff_until);
+        move_in_time(&mut self.recoveries, id, before.recovers_at, after.recovers_at);
     }
 }
 
-/// The values of an engine that the indexes depend on.
-#[derive(Default, PartialEq, Eq)]
-struct IndexKeys {
-    accelerators: Vec<AcceleratorId>,
-    winding_down: Vec<AcceleratorId>,
-    awaiting_probe: bool,
-    time_driven: bool,
-    occupied: bool,
-    routing: Option<RoutingKey>,
-}
-
-/// The values of an engine that affect request routing.
-type RoutingKey = (Generation, Discriminant<LifecycleState>, Admission, Option<SocketAddr>, u64);
-
-impl IndexKeys {
-    fn of(engine: &Engine) -> Self {
-        let to_be = engine.pending_reservation.iter().flat_map(|placing| &placing.accelerators);
-        let leaves = engine.state.is_winding_down()
-            || (matches!(engine.state, LifecycleState::Asleep { .. }) && engine.releasing_since.is_some());
-        Self {
-            winding_down: if leaves { engine.accelerators.clone() } else { Vec::new() },
-            awaiting_probe: engine.needs_probe(),
-            accelerators: engine.accelerators.iter().chain(to_be).cloned().collect(),
-            time_driven: engine.failures > 0 || matches!(engine.state, LifecycleState::Backoff { .. }),
-            occupied: engine.state.has_process()
-                || engine.unclosed_gate.is_some()
-                || engine.pending_reservation.is_some(),
-            routing: Some((
-                engine.generation,
-                std::mem::discriminant(&engine.state),
-                engine.admission,
-                engine.address,
-                engine.fingerprint,
-            )),
-        }
-    }
+/// Returns the engine, and counts the visit in tests.
+fn visited(engine: &Engine) -> &Engine {
+    #[cfg(test)]
+    visits::record();
+    engine
 }
 
 impl PartialEq for EngineTable {
@@ -283,21 +308,21 @@ impl PartialEq for EngineTable {
 impl From<EngineMap> for EngineTable {
     fn from(map: EngineMap) -> Self {
         let mut engines = Self { removal_candidates: map.keys().cloned().collect(), ..Self::default() };
-        for (id, engine) in &map {
-            engines.reindex(id, &IndexKeys::default(), &IndexKeys::of(engine));
-        }
         let ids: Vec<&EngineId> = map.keys().collect();
         let plural = ids.windows(2).filter_map(|pair| match pair {
             [a, b] if a.model == b.model => Some(a.model.clone()),
             _ => None,
         });
-        engines.multi_engine_models = Arc::new(plural.collect());
-        Self { engines: Arc::new(map), ..engines }
+        engines.multi_engine_models = plural.collect();
+        for (id, engine) in &map {
+            engines.reindex(id, &IndexKeys::default(), &IndexKeys::of(engine));
+        }
+        Self { engines: map.into(), ..engines }
     }
 }
 
 impl From<EngineTable> for EngineMap {
     fn from(engines: EngineTable) -> Self {
-        Self::clone(&engines.engines)
+        engines.engines.iter().map(|(id, engine)| (id.clone(), Arc::clone(engine))).collect()
     }
 }

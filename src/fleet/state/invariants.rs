@@ -24,12 +24,18 @@ impl Planner {
         if !self.engines.has_consistent_indexes() {
             broken.push("the indexes of the engines are inconsistent".to_owned());
         }
+        if !self.kept_awake.is_consistent_with(&self.models) {
+            broken.push("the index of the models that are kept awake is inconsistent".to_owned());
+        }
         if !self.ledger.accelerators.has_consistent_indexes() {
             broken.push("the indexes of the accelerator accounts are inconsistent".to_owned());
         }
         broken.extend(
             self.overlooked_engines().into_iter().map(|id| format!("{id} is due before its due index entry")),
         );
+        if self.first_engine_deadline() != self.scan_for_engine_deadline() {
+            broken.push("the due index has another next deadline than the engines".to_owned());
+        }
         for e in self.engines.values() {
             let id = &e.id;
             let booked = |a: &AcceleratorId| {

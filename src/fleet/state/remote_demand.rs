@@ -123,6 +123,11 @@ impl RemoteDemand {
         self.totals.get(model).copied().unwrap_or_default()
     }
 
+    /// Models with requests in flight at other gateways.
+    pub(in crate::fleet) fn models_in_flight(&self) -> impl Iterator<Item = &ModelName> {
+        self.totals.iter().filter(|(_, total)| total.in_flight > 0).map(|(model, _)| model)
+    }
+
     pub(in crate::fleet) fn is_empty(&self) -> bool {
         self.by_gateway.is_empty()
     }

@@ -69,6 +69,11 @@ pub struct LauncherArgs {
     /// Split options at white space only, as the public launcher does: quotes and backslashes stay
     #[arg(long)]
     plain_options: bool,
+    /// Replace $(NAME) in options by the variable's value, as a kubelet does in a container's command
+    ///
+    /// The variables are those of the instance and of this process.
+    #[arg(long, conflicts_with = "plain_options")]
+    expand_variables: bool,
 }
 
 /// As the public launcher names them.
@@ -96,6 +101,7 @@ pub(crate) struct LauncherSettings {
     pub(crate) max_instances: usize,
     pub(crate) public_conflicts: bool,
     pub(crate) plain_options: bool,
+    pub(crate) expand_variables: bool,
 }
 
 impl LauncherArgs {
@@ -139,6 +145,7 @@ impl LauncherArgs {
             max_instances: self.max_instances,
             public_conflicts: self.public_conflicts,
             plain_options: self.plain_options,
+            expand_variables: self.expand_variables,
         })
     }
 

@@ -130,6 +130,11 @@ impl ProxyArgs {
         })
     }
 
+    /// Returns how many listeners the relays get: the ports of the earlier design, and the proxy port.
+    pub(super) fn max_relay_listeners(&self) -> usize {
+        self.legacy_ports().map_or(0, |ports| ports.relay.len()) + 1
+    }
+
     pub(super) fn threads(&self) -> usize {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from).min(4);
         self.relay_threads.unwrap_or_else(cores).max(1)

@@ -16,7 +16,7 @@ use tokio::{
     runtime::LocalOptions,
     sync::{
         Notify, OwnedSemaphorePermit, Semaphore,
-        mpsc::{self, UnboundedReceiver, UnboundedSender},
+        mpsc::{self, Receiver, Sender, error::TrySendError},
         oneshot, watch,
     },
     time::timeout,
@@ -41,14 +41,13 @@ const MAX_FINAL_ACCEPT_ERRORS: u32 = 8;
 /// Sends listeners and the shutdown to the relay threads.
 #[derive(Debug)]
 pub(super) struct RelayThreads {
-    /// Unbounded is safe: each thread gets only a few listeners per process.
-    listener_txs: Vec<UnboundedSender<TcpListener>>,
+    listener_txs: Vec<Sender<TcpListener>>,
     shutdown_tx: watch::Sender<bool>,
 }
 
 /// What a relay thread starts with.
 pub(super) struct RelayThreadSetup {
-    listener_rx: UnboundedReceiver<TcpListener>,
+    listener_rx: Receiver<TcpListener>,
     shutdown_rx: watch::Receiver<bool>,
     /// Connection permits, shared by all threads.
     connection_permits: Arc<Semaphore>,
@@ -59,12 +58,18 @@ pub(super) struct RunningRelays(Vec<oneshot::Receiver<()>>);
 
 impl RelayThreads {
     /// Creates `count` threads' setups, with at most `max_connections` connections in all.
-    pub(super) fn new(count: usize, max_connections: usize) -> (Self, Vec<RelayThreadSetup>) {
+    ///
+    /// [`Self::serve`] takes `max_listeners` listeners, even before the threads run.
+    pub(super) fn new(
+        count: usize,
+        max_connections: usize,
+        max_listeners: usize,
+    ) -> (Self, Vec<RelayThreadSetup>) {
         let closes = watch::Sender::new(false);
         let permits = Arc::new(Semaphore::new(max_connections.min(Semaphore::MAX_PERMITS)));
         let (listener_txs, starts) = (0..count)
             .map(|_| {
-                let (listener_tx, listener_rx) = mpsc::unbounded_channel();
+                let (listener_tx, listener_rx) = mpsc::channel(max_listeners.max(1));
                 (
                     listener_tx,
                     RelayThreadSetup {
@@ -84,7 +89,12 @@ impl RelayThreads {
         let address = listener.local_addr().map_err(failed)?;
         for listener_tx in &self.listener_txs {
             let one = listener.try_clone().map_err(failed)?;
-            listener_tx.send(one).map_err(|_| failed(io::Error::other("a relay thread has ended")))?;
+            listener_tx.try_send(one).map_err(|error| {
+                failed(io::Error::other(match error {
+                    TrySendError::Full(_) => "too many listeners wait for a relay thread",
+                    TrySendError::Closed(_) => "a relay thread has ended",
+                }))
+            })?;
         }
         Ok(address)
     }
@@ -289,6 +299,23 @@ impl RelayConnections {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_listener_for_which_no_thread_has_room_is_an_error_and_not_lost() {
+        let bind = || TcpListener::bind("127.0.0.1:0").unwrap();
+        let (relays, mut setups) = RelayThreads::new(1, 1, 2);
+        for _ in 0..2 {
+            relays.serve(bind()).unwrap();
+        }
+        let error = relays.serve(bind()).unwrap_err().to_string();
+        assert!(error.contains("too many listeners wait for a relay thread"), "{error}");
+        let listeners = &mut setups[0].listener_rx;
+        assert!(listeners.try_recv().is_ok() && listeners.try_recv().is_ok());
+        relays.serve(bind()).unwrap();
+        drop(setups);
+        let error = relays.serve(bind()).unwrap_err().to_string();
+        assert!(error.contains("a relay thread has ended"), "{error}");
+    }
 
     #[tokio::test]
     async fn an_accept_that_fails_keeps_nobody_in_the_queue() {

@@ -137,7 +137,7 @@ impl Proxy {
         }
         let words = std::iter::once(&"proxy").chain(flags);
         let args = <ProxyCommandLine as clap::Parser>::try_parse_from(words).unwrap().args;
-        Self::new(&args, None, relay::RelayThreads::new(1, 1).0)
+        Self::new(&args, None, relay::RelayThreads::new(1, 1, 1).0)
     }
 }
 

@@ -26,7 +26,9 @@ const SIZED: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Le
 
 /// An engine that reports each request, sends `says`, and reports when its connection is closed by the peer.
 fn engine(says: &'static [u8]) -> (SocketAddr, mpsc::Receiver<()>, mpsc::Receiver<Instant>) {
+    #[expect(clippy::disallowed_methods, reason = "a test's channel")]
     let (request_tx, request_rx) = mpsc::channel();
+    #[expect(clippy::disallowed_methods, reason = "a test's channel")]
     let (closed_tx, closed_rx) = mpsc::channel();
     let address = scripted(move |mut stream, _| {
         request_tx.send(()).unwrap();

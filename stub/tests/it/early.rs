@@ -35,6 +35,7 @@ fn hasty(says: &'static str, reads: usize) -> SocketAddr {
 
 /// An engine that responds, reads no further, and keeps the connection until its other end is dropped.
 fn patient(says: &'static str) -> (SocketAddr, mpsc::Receiver<TcpStream>) {
+    #[expect(clippy::disallowed_methods, reason = "a test's channel")]
     let (tx, rx) = mpsc::channel();
     let address = scripted(move |mut stream, _| {
         stream.write_all(says.as_bytes()).unwrap();

@@ -232,6 +232,7 @@ fn an_engine_that_got_another_number_is_as_used_as_before() {
 
 /// An engine that sends more than sockets hold, and reports when its writes stall.
 fn flooding() -> (SocketAddr, mpsc::Receiver<TcpStream>) {
+    #[expect(clippy::disallowed_methods, reason = "a test's channel")]
     let (tell, stuck) = mpsc::channel();
     let address = scripted(move |mut stream, _| {
         stream.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
@@ -381,6 +382,7 @@ fn an_engine_that_sleeps_is_not_said_to_sleep_at_another_level() {
 
 /// An engine that falls asleep on command, and reports when it was asked to.
 fn drowsy() -> (SocketAddr, mpsc::Receiver<()>, mpsc::Sender<()>) {
+    #[expect(clippy::disallowed_methods, reason = "a test's channel")]
     let ((tell, told), (go, goes)) = (mpsc::channel(), mpsc::channel());
     let (goes, asleep) = (Arc::new(Mutex::new(goes)), Arc::new(AtomicBool::new(false)));
     let address = scripted(move |mut stream, head| {

@@ -116,6 +116,7 @@ fn the_debug_port_is_on_loopback_wherever_the_others_are() {
 /// A stream may last an hour, and its bytes show while it runs.
 #[test]
 fn bytes_are_counted_as_they_pass() {
+    #[expect(clippy::disallowed_methods, reason = "a test's channel")]
     let (more, goes) = mpsc::channel();
     let goes = Arc::new(Mutex::new(goes));
     let engine = scripted(move |mut stream, _| {

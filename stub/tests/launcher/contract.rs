@@ -385,3 +385,20 @@ fn plain_options_are_split_at_white_space_alone() {
     assert_eq!(answer.status, 201, "{}", answer.text());
     assert_eq!(launcher.until_logged("a", "\n"), "--x={\"level\":3} 'y z\n");
 }
+
+#[test]
+fn variables_in_options_are_replaced_if_a_flag_says_so() {
+    let body = json!({
+        "options": "'$(OWN) x' $(LAUNCHER_TEST) $$(OWN) $(ROUSE_SECRET) $(NOWHERE)",
+        "env_vars": {"OWN": "a"},
+    });
+    let plain = start(&["--command", "echo"]);
+    assert_eq!(plain.put("a", &body).status, 201);
+    let options = "$(OWN) x $(LAUNCHER_TEST) $$(OWN) $(ROUSE_SECRET) $(NOWHERE)\n";
+    assert_eq!(plain.until_logged("a", "\n"), options);
+    let launcher = start(&["--command", "echo", "--expand-variables"]);
+    assert_eq!(launcher.put("a", &body).status, 201);
+    let mark = launcher.dir.path().display().to_string();
+    let expanded = format!("a x {mark} $(OWN) $(ROUSE_SECRET) $(NOWHERE)\n");
+    assert_eq!(launcher.until_logged("a", "\n"), expanded);
+}

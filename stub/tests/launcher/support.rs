@@ -156,6 +156,7 @@ impl LauncherProcess {
         write!(stream, "GET /v2/vllm/instances/watch{query} HTTP/1.0\r\n\r\n").unwrap();
         let mut reader = BufReader::new(stream);
         let head = read_head(&mut reader);
+        #[expect(clippy::disallowed_methods, reason = "a test's channel")]
         let (sender, lines) = channel();
         thread::spawn(move || {
             for line in reader.lines().map_while(Result::ok) {

@@ -120,6 +120,7 @@ impl TestCluster {
         set_up: impl FnOnce(Handle) -> Pin<Box<dyn Future<Output = Result<Arc<ClusterInner>>>>> + Send + 'static,
     ) -> Result<Self> {
         let set_up: SetUpFn = Box::new(set_up);
+        #[expect(clippy::disallowed_methods, reason = "a test's channel")]
         let (told, outcome) = mpsc::channel();
         let (stop, stopped) = oneshot::channel();
         let thread = thread::Builder::new()

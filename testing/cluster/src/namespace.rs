@@ -80,6 +80,7 @@ impl Drop for Namespace {
         // The deletion keeps a finished test's Pods from running beside the next test's. The drop waits for it, because
         // aws-lc frees its entropy source at process exit, and a TLS handshake that begins then aborts. Without an API
         // server the Pods end with the cluster.
+        #[expect(clippy::disallowed_methods, reason = "a test's channel")]
         let (done_tx, done_rx) = mpsc::channel();
         self.inner.handle.spawn(async move {
             if let Ok(client) = inner.users.client(inner.users.admin(), inner.api_server).await {

@@ -230,7 +230,7 @@ async fn set_accelerators(inner: &ClusterInner, name: &str, accelerators: u32) -
 impl Drop for KubeletNode {
     fn drop(&mut self) {
         let Some(mut parts) = self.processes.take() else { return };
-        let (done_tx, done_rx) = mpsc::channel::<()>();
+        let (done_tx, done_rx) = mpsc::sync_channel::<()>(1);
         self.inner.handle.spawn(async move {
             let _told = done_tx;
             for server in [&mut parts.scheduler, &mut parts.kubelet, &mut parts.containerd] {

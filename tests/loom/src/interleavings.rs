@@ -18,7 +18,7 @@ fn open_with(leases: u32) -> Arc<GateWord> {
     let count = GateWord::closed();
     count.open();
     for _ in 0..leases {
-        assert!(count.take(AMPLE_LIMIT, true));
+        assert!(count.take(AMPLE_LIMIT, true).is_taken());
     }
     Arc::new(count)
 }
@@ -34,11 +34,11 @@ fn once_closed_no_take_succeeds_and_those_before_are_counted() {
         let takers: Vec<_> = (0..2)
             .map(|_| {
                 let count = Arc::clone(&count);
-                thread::spawn(move || count.take(AMPLE_LIMIT, false))
+                thread::spawn(move || count.take(AMPLE_LIMIT, false).is_taken())
             })
             .collect();
         let leases = count.close();
-        assert!(!count.take(AMPLE_LIMIT, true) && !count.take(AMPLE_LIMIT, false));
+        assert!(!count.take(AMPLE_LIMIT, true).is_taken() && !count.take(AMPLE_LIMIT, false).is_taken());
         assert_eq!(count.leases(), leases, "nobody got in after the close");
         let taken = takers.into_iter().map(|taker| taker.join().unwrap());
         assert_eq!(taken.filter(|taken| *taken).count(), leases as usize);
@@ -69,7 +69,7 @@ fn a_request_beside_the_close_is_drained_or_never_was() {
         let requests: Vec<_> = (0..2)
             .map(|_| {
                 let count = Arc::clone(&count);
-                thread::spawn(move || count.take(AMPLE_LIMIT, false).then(|| count.release()))
+                thread::spawn(move || count.take(AMPLE_LIMIT, false).is_taken().then(|| count.release()))
             })
             .collect();
         let leases = count.close();
@@ -89,10 +89,10 @@ fn whoever_queues_gets_the_place_or_hears_that_it_came_free() {
             thread::spawn(move || count.release())
         };
         count.set_queued(true);
-        let at_once = count.take(1, true);
+        let at_once = count.take(1, true).is_taken();
         let released = holder.join().unwrap();
         assert!(at_once || released == ReleaseEffect::Freed, "a place was lost");
-        assert!(at_once || count.take(1, true));
+        assert!(at_once || count.take(1, true).is_taken());
     });
 }
 
@@ -103,7 +103,7 @@ fn newcomers_never_overtake_those_who_queue() {
         count.set_queued(true);
         let newcomer = {
             let count = Arc::clone(&count);
-            thread::spawn(move || count.take(1, false))
+            thread::spawn(move || count.take(1, false).is_taken())
         };
         let holder = {
             let count = Arc::clone(&count);
@@ -111,7 +111,7 @@ fn newcomers_never_overtake_those_who_queue() {
         };
         assert!(!newcomer.join().unwrap());
         assert_eq!(holder.join().unwrap(), ReleaseEffect::Freed);
-        assert!(count.take(1, true));
+        assert!(count.take(1, true).is_taken());
     });
 }
 
@@ -122,10 +122,10 @@ fn the_limit_is_never_exceeded() {
         let takers: Vec<_> = (0..2)
             .map(|_| {
                 let count = Arc::clone(&count);
-                thread::spawn(move || count.take(1, false))
+                thread::spawn(move || count.take(1, false).is_taken())
             })
             .collect();
-        let taken_here = count.take(1, true);
+        let taken_here = count.take(1, true).is_taken();
         let there = takers.into_iter().map(|taker| taker.join().unwrap());
         assert_eq!(there.filter(|taken| *taken).count() + usize::from(taken_here), 1);
         assert_eq!(count.leases(), 1);
@@ -147,7 +147,7 @@ fn a_drain_called_off_by_opening_leaves_no_lease_behind() {
         assert!(released == ReleaseEffect::NoEffect || leases == 1);
         assert!(count.is_open());
         assert_eq!(count.leases(), 0);
-        assert!(count.take(1, false));
+        assert!(count.take(1, false).is_taken());
     });
 }
 
@@ -158,7 +158,7 @@ fn what_was_done_before_the_opening_is_seen_by_whoever_gets_in() {
         let routed = Arc::new(AtomicU32::new(0));
         let request = {
             let (count, routed) = (Arc::clone(&count), Arc::clone(&routed));
-            thread::spawn(move || count.take(1, false).then(|| routed.load(Ordering::Relaxed)))
+            thread::spawn(move || count.take(1, false).is_taken().then(|| routed.load(Ordering::Relaxed)))
         };
         routed.store(1, Ordering::Relaxed);
         count.open();
@@ -195,12 +195,34 @@ fn the_end_of_a_use_that_was_seen_is_told_once() {
         };
         let other = {
             let count = Arc::clone(&count);
-            thread::spawn(move || count.take(AMPLE_LIMIT, false).then(|| count.release()))
+            thread::spawn(move || count.take(AMPLE_LIMIT, false).is_taken().then(|| count.release()))
         };
-        let seen = count.watch_for_idle();
+        let seen = count.watch();
         let released = [Some(holder.join().unwrap()), other.join().unwrap()];
         let told = released.into_iter().flatten().filter(|r| *r == ReleaseEffect::Idle).count();
         assert_eq!(told, usize::from(seen > 0), "seen with {seen}: {released:?}");
         assert_eq!(count.leases(), 0);
+    });
+}
+
+#[test]
+fn a_use_is_seen_by_the_driver_or_announced_to_it() {
+    loom::model(|| {
+        let count = open_with(1);
+        assert_eq!(count.release(), ReleaseEffect::NoEffect);
+        let last_end = Arc::new(AtomicU32::new(0));
+        let user = {
+            let (count, last_end) = (Arc::clone(&count), Arc::clone(&last_end));
+            thread::spawn(move || {
+                let effect = count.take(AMPLE_LIMIT, false);
+                last_end.store(1, Ordering::Relaxed);
+                count.release();
+                effect
+            })
+        };
+        let leases = count.watch();
+        let is_seen = leases > 0 || last_end.load(Ordering::Relaxed) == 1;
+        let is_announced = user.join().unwrap() == TakeEffect::FirstUse;
+        assert!(is_seen || is_announced);
     });
 }

@@ -25,6 +25,7 @@ use super::{
     requester::{provider_metadata, stub},
 };
 use crate::{
+    crd::ledger::ObjectName,
     dual_pods::{
         index::{ProviderPod, RequesterPod},
         keys,
@@ -87,6 +88,7 @@ impl Executor {
         let mut made = provider::build(&pod, &placement, record, owner.as_ref(), &self.settings.make)
             .map_err(|error| ExecutionError::user_error(error.to_string()))?;
         context.grant(&mut made.pod);
+        context.stamp(&mut made.pod);
         if let Some(revision) = &requester.revision {
             made.pod
                 .metadata
@@ -101,15 +103,15 @@ impl Executor {
             let user_facing = matches!(error, writer::Error::Invalid(_));
             ExecutionError { user_facing, ..ExecutionError::from(error) }
         })?;
-        match self.label_dual(requester, &made.name, None).await {
-            // The name belongs to another Pod by now. The provider was created nevertheless.
+        match self.label_dual(context, requester, &made.name, None).await {
+            // Another writer changed the requester. The provider was created nevertheless.
             Err(ExecutionError { cause: CommandFailure::Conflict, .. }) => Ok(CommandReply::Done),
             outcome => outcome,
         }
     }
 
     /// Returns the ReplicaSet that made the requester. It would count a provider with the same labels.
-    async fn owner(&self, requester: &Pod) -> Result<Option<RequesterOwner>, ExecutionError> {
+    pub(super) async fn owner(&self, requester: &Pod) -> Result<Option<RequesterOwner>, ExecutionError> {
         let owners = requester.owner_references();
         let made = owners.iter().find(|owner| owner.controller == Some(true) && owner.kind == "ReplicaSet");
         let (Some(made), Some(namespace)) = (made, requester.namespace()) else { return Ok(None) };
@@ -124,15 +126,16 @@ impl Executor {
     /// Labels the requester with its provider, for users. No decision depends on the label.
     pub(super) async fn label_dual(
         &self,
+        context: &CommandContext,
         requester: &RequesterPod,
         provider: &str,
         instance: Option<&str>,
     ) -> ExecutionOutcome {
-        let mut metadata = json!({"uid": requester.id.as_str(), "labels": {keys::DUAL: provider}});
+        let mut metadata = json!({"labels": {keys::DUAL: provider}});
         if let Some(instance) = instance {
             merge::into(&mut metadata, &json!({"labels": {keys::INSTANCE: instance}}));
         }
-        self.patch(&requester.name, &json!({"metadata": metadata})).await
+        self.patch_requester(context, requester, &json!({"metadata": metadata})).await
     }
 
     /// Records the binding before a wake: the requester, a finalizer, and that the engine may be awake.
@@ -148,12 +151,11 @@ impl Executor {
             *revision = json!(requester.revision.as_ref().map(TemplateRevision::text));
         }
         let patch = json!({"metadata": {
-            "uid": provider.uid.as_str(),
             "finalizers": [keys::PROVIDER_FINALIZER],
             "labels": labels(requester, provider),
             "annotations": annotations,
         }});
-        self.patch(&provider.name, &patch).await
+        self.patch_provider(context, provider, &patch).await
     }
 
     /// Opens the gate to clients, then updates the readiness, then the Pods' labels.
@@ -164,21 +166,20 @@ impl Executor {
         if let Err(failed) = stub.set_target(engine).await.map_err(ExecutionError::from) {
             if failed.cause == CommandFailure::Conflict {
                 // The stub relays to an earlier engine and accepts no other. Its owner creates a new requester.
-                self.writer
-                    .delete(&self.pods(&requester.name), &requester.name.name, requester.id.as_str())
-                    .await?;
+                self.delete(&requester.name, &context.fence(&requester.seen)).await?;
             }
             return Err(failed);
         }
         stub.open().await?;
         stub.set_ready(true).await?;
         if !requester.has_provider_metadata(provider) {
-            self.patch(&requester.name, &json!({"metadata": provider_metadata(requester, provider)})).await?;
+            let patch = json!({"metadata": provider_metadata(provider)});
+            self.patch_requester(context, requester, &patch).await?;
         }
         if !provider.is_launcher() {
             return Ok(CommandReply::Done);
         }
-        self.patch(&provider.name, &launcher_engine::serving_patch(context, requester)?).await
+        self.patch_provider(context, provider, &launcher_engine::serving_patch(context, requester)?).await
     }
 
     async fn close_gate(
@@ -263,25 +264,19 @@ impl Executor {
         if let Some(provider) = &context.provider {
             let record = EngineRecord { last_used, ..context.record()?.clone() };
             let patch = json!({"metadata": {
-                "uid": provider.uid.as_str(),
                 "$deleteFromPrimitiveList/finalizers": [keys::PROVIDER_FINALIZER],
                 "labels": {keys::DUAL: null, keys::SLEEPING: context.sleep_level.is_some().to_string()},
                 "annotations": record::annotations(&context.command.node, &record, None, context.sleep_level),
             }});
-            self.patch(&provider.name, &patch).await?;
+            self.patch_provider(context, provider, &patch).await?;
         }
         self.unlabel_dual(context).await
     }
 
     pub(super) async fn unlabel_dual(&self, context: &CommandContext) -> ExecutionOutcome {
         if let Some(requester) = &context.requester {
-            let metadata =
-                json!({"uid": requester.id.as_str(), "labels": {keys::DUAL: null, keys::INSTANCE: null}});
-            match self.patch(&requester.name, &json!({"metadata": metadata})).await {
-                // The name belongs to another Pod.
-                Err(ExecutionError { cause: CommandFailure::Conflict, .. }) => {}
-                outcome => drop(outcome?),
-            }
+            let patch = json!({"metadata": {"labels": {keys::DUAL: null, keys::INSTANCE: null}}});
+            self.patch_requester(context, requester, &patch).await?;
         }
         Ok(CommandReply::Done)
     }
@@ -296,8 +291,7 @@ impl Executor {
             // The Pod was ordered and not seen yet. Its name is derived from the engine.
             return self.stop_unobserved(context, id, generation).await;
         };
-        self.writer.delete(&self.pods(&provider.name), &provider.name.name, provider.uid.as_str()).await?;
-        Ok(CommandReply::Done)
+        self.delete(&provider.name, &context.fence(&provider.seen)).await
     }
 
     async fn stop_unobserved(
@@ -310,18 +304,15 @@ impl Executor {
             .namespace
             .as_deref()
             .ok_or_else(|| ExecutionError::unknown("the namespace of the engine's Pod"))?;
-        let name = provider::name(&place(context, id), id);
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-        let Some(pod) = self.writer.get(&api, &name).await? else {
+        let name = ObjectName::new(namespace, provider::name(&place(context, id), id));
+        let Some(pod) = self.get_pod(&name).await? else {
             return Ok(CommandReply::Condition(QueriedCondition::Absent));
         };
         // A Pod of that name from another generation, or of another owner, is not the ordered one.
         if record::read(&pod).and_then(Result::ok).is_none_or(|found| found.record.generation != generation) {
             return Ok(CommandReply::Condition(QueriedCondition::Absent));
         }
-        let uid = pod.metadata.uid.unwrap_or_default();
-        self.writer.delete(&api, &name, &uid).await?;
-        Ok(CommandReply::Done)
+        self.delete(&name, &context.exact_fence(&pod)).await
     }
 }
 

@@ -20,9 +20,13 @@ use crate::{
         index::{ProviderPod, RequesterPod},
         keys,
         launcher_engines::{self, LauncherEngine, RoutingMetadata},
+        patched_launcher::PatchedLauncher,
+        provider,
     },
     failpoint,
-    platform::launcher::{self, Error::Conflict, InstanceRequest, LauncherClient, LauncherInstance},
+    platform::launcher::{
+        self, EpochSupport, Error::Conflict, InstanceRequest, LauncherClient, LauncherInstance,
+    },
     workload::merge,
 };
 
@@ -37,7 +41,10 @@ impl Executor {
     ) -> Option<ExecutionOutcome> {
         Some(match step {
             EngineStep::Bind { record } => self.bind_in_launcher(context, record).await,
-            EngineStep::Launch => launch(context, id, generation).await,
+            EngineStep::Launch => match Box::pin(self.ensure_unselected(context)).await {
+                Ok(()) => launch(context, id, generation).await,
+                Err(failed) => Err(failed),
+            },
             EngineStep::CloseGate { .. } => return self.remove_routing(context, id).await.err().map(Err),
             EngineStep::Unbind { last_used, forget } => {
                 Box::pin(self.unbind_in_launcher(context, id, *last_used, *forget)).await
@@ -58,7 +65,6 @@ impl Executor {
         let (started, routed) = config_annotations(context, requester, &record.engine, port);
         let inside = LauncherEngine { record: record.clone(), sleep_level: slept, port, routing };
         let patch = json!({"metadata": {
-            "uid": provider.uid.as_str(),
             "finalizers": [keys::PROVIDER_FINALIZER],
             "labels": {keys::DUAL: requester.name.name, keys::SLEEPING: "false"},
             "annotations": {
@@ -70,8 +76,25 @@ impl Executor {
                 keys::ROUTING: routed,
             },
         }});
-        self.patch(&provider.name, &patch).await?;
-        self.label_dual(requester, &provider.name.name, Some(&instance_id(&record.engine))).await
+        self.patch_provider(context, provider, &patch).await?;
+        self.label_dual(context, requester, &provider.name.name, Some(&instance_id(&record.engine))).await
+    }
+
+    /// Refuses a server patch whose labels the requester's own controller selects by.
+    ///
+    /// The launcher's Pod has these labels while the engine serves.
+    pub(super) async fn ensure_unselected(&self, context: &CommandContext) -> Result<(), ExecutionError> {
+        let Some(requester) = &context.requester else { return Ok(()) };
+        let Some(patched) = requester.patched_launcher() else { return Ok(()) };
+        let Some(pod) = self.get_pod(&requester.name).await? else {
+            return Err(ExecutionError::refused("the requester is gone"));
+        };
+        match self.owner(&pod).await?.filter(|owner| owner.selects(&patched.server.labels)) {
+            Some(owner) => {
+                Err(ExecutionError::user_error(provider::Error::Selected { owner: owner.name }.to_string()))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Removes the engine's routing labels, so that no client finds it while its gate drains.
@@ -91,13 +114,8 @@ impl Executor {
         let (labels, mut annotations) = launcher_engines::metadata_without(&engine.routing, &all);
         let engine = LauncherEngine { routing: RoutingMetadata::default(), ..engine };
         annotations.insert(launcher_engines::key(id), Some(launcher_engines::text(&engine)));
-        let metadata = json!({
-            "uid": provider.uid.as_str(),
-            "resourceVersion": pod.metadata.resource_version,
-            "labels": labels,
-            "annotations": annotations,
-        });
-        self.patch(&provider.name, &json!({"metadata": metadata})).await.map(drop)
+        let patch = json!({"metadata": {"labels": labels, "annotations": annotations}});
+        self.patch(&provider.name, &context.exact_fence(&pod), &patch).await.map(drop)
     }
 
     /// Unbinds an engine in a launcher. Without bound engines, the Pod is unbound, too.
@@ -135,19 +153,15 @@ impl Executor {
                     && all.iter().all(|other| other.sleep_level.is_some());
                 labels.insert(keys::SLEEPING.to_owned(), Some(asleep.to_string()));
             }
-            // A concurrent bind changes the Pod's version, so this patch fails and is retried.
-            let mut metadata = json!({
-                "uid": provider.uid.as_str(),
-                "resourceVersion": pod.metadata.resource_version,
-                "labels": labels,
-                "annotations": annotations,
-            });
+            let mut metadata = json!({"labels": labels, "annotations": annotations});
             if nobodys {
                 let finalizer_patch =
                     json!({"$deleteFromPrimitiveList/finalizers": [keys::PROVIDER_FINALIZER]});
                 merge::into(&mut metadata, &finalizer_patch);
             }
-            self.patch(&provider.name, &json!({"metadata": metadata})).await?;
+            // A concurrent bind changes the Pod's content, so this patch fails and the command is retried.
+            let fence = context.exact_fence(&pod);
+            self.patch(&provider.name, &fence, &json!({"metadata": metadata})).await?;
         }
         self.unlabel_dual(context).await
     }
@@ -171,14 +185,15 @@ pub(super) fn serving_patch(
     context: &CommandContext,
     requester: &RequesterPod,
 ) -> Result<Value, ExecutionError> {
-    let (provider, record) = (context.provider()?, context.record()?);
+    let record = context.record()?;
     let port = context.port.ok_or_else(|| ExecutionError::unknown("the engine's port"))?;
     let config = context.server_config.as_ref().map(|config| &config.spec.model_server_config);
     // An InferenceServerConfig that was edited since belongs to another engine.
     let config = config.filter(|config| launcher::matches_server(config, record.engine.fingerprint));
-    let routing = config.map_or_else(RoutingMetadata::default, |config| RoutingMetadata {
-        labels: config.labels.clone(),
-        annotations: config.annotations.clone(),
+    let server = patched(requester, &record.engine).map(|patched| &patched.server).or(config);
+    let routing = server.map_or_else(RoutingMetadata::default, |server| RoutingMetadata {
+        labels: server.labels.clone(),
+        annotations: server.annotations.clone(),
     });
     let (mut labels, mut annotations) = (routing.labels.clone(), routing.annotations.clone());
     let record = EngineRecord { requester: Some(requester.id.clone()), ..record.clone() };
@@ -186,13 +201,13 @@ pub(super) fn serving_patch(
     annotations
         .insert(key, launcher_engines::text(&LauncherEngine { record, sleep_level: None, port, routing }));
     labels.insert(keys::SLEEPING.to_owned(), "false".to_owned());
-    Ok(json!({"metadata": {"uid": provider.uid.as_str(), "labels": labels, "annotations": annotations}}))
+    Ok(json!({"metadata": {"labels": labels, "annotations": annotations}}))
 }
 
 /// Builds the annotations `vllm-config` and `isc-routing-metadata`.
 ///
 /// They omit the environment: it may hold keys that a reader of Pods must not see. Both are `None` if the
-/// InferenceServerConfig was edited since the engine was made.
+/// InferenceServerConfig or the server patch was edited since the engine was made.
 fn config_annotations(
     context: &CommandContext,
     requester: &RequesterPod,
@@ -202,14 +217,26 @@ fn config_annotations(
     let is_of = |config: &&InferenceServerConfig| {
         launcher::fingerprint(&config.spec.model_server_config, requester.served_name()) == id.fingerprint
     };
-    context.server_config.as_deref().filter(is_of).map_or((None, None), |config| {
-        let InstanceRequest { options, gpu_uuids, annotations, .. } =
-            InstanceRequest::new(config, requester.served_name(), &id.accelerators, port);
+    let order = match patched(requester, id) {
+        Some(patched) => {
+            Some((InstanceRequest::patched(&patched.server, &id.accelerators, port), &patched.server))
+        }
+        None => context.server_config.as_deref().filter(is_of).map(|config| {
+            let order = InstanceRequest::new(config, requester.served_name(), &id.accelerators, port);
+            (order, &config.spec.model_server_config)
+        }),
+    };
+    order.map_or((None, None), |(order, server)| {
+        let InstanceRequest { options, gpu_uuids, annotations, .. } = order;
         let started = json!({"options": options, "gpu_uuids": gpu_uuids, "annotations": annotations});
-        let server = &config.spec.model_server_config;
         let routed = json!({"labels": server.labels, "annotations": server.annotations});
         (Some(started.to_string()), Some(routed.to_string()))
     })
+}
+
+/// Returns the requester's server patch if this engine is made from it.
+fn patched<'a>(requester: &'a RequesterPod, id: &PairingEngineId) -> Option<&'a PatchedLauncher> {
+    requester.patched_launcher().filter(|patched| patched.fingerprint == id.fingerprint)
 }
 
 fn instance_id(engine: &PairingEngineId) -> String {
@@ -227,6 +254,41 @@ fn launcher_client(context: &CommandContext) -> Result<LauncherClient, Execution
 
 async fn launch(context: &CommandContext, id: &PairingEngineId, generation: Generation) -> ExecutionOutcome {
     let port = context.port.ok_or_else(|| ExecutionError::unknown("the engine's port"))?;
+    let order = match context.requester.as_ref().and_then(RequesterPod::patched_launcher) {
+        Some(patched) => patched_order(context, patched, id, port)?,
+        None => configured_order(context, id, port)?,
+    };
+    let request = order.with_generation(generation);
+    let launcher = launcher_client(context)?;
+    failpoint::hit();
+    match launcher.put(&instance_id(id), &request).await {
+        Ok(_) => Ok(CommandReply::Done),
+        Err(Conflict(text)) => resolve_conflict(&launcher, id, generation, text).await,
+        Err(error) => Err(launcher_error(error)),
+    }
+}
+
+/// Builds the start order for the engine of a server patch.
+fn patched_order(
+    context: &CommandContext,
+    patched: &PatchedLauncher,
+    id: &PairingEngineId,
+    port: u16,
+) -> Result<InstanceRequest, ExecutionError> {
+    // If the patch makes another launcher by now, this one is replaced for the next start.
+    if patched.fingerprint != id.fingerprint || context.provider()?.source.as_ref() != Some(&patched.revision)
+    {
+        return Err(ExecutionError::refused("the server patch has changed since the decision"));
+    }
+    Ok(InstanceRequest::patched(&patched.server, &id.accelerators, port))
+}
+
+/// Builds the start order for the engine of an InferenceServerConfig.
+fn configured_order(
+    context: &CommandContext,
+    id: &PairingEngineId,
+    port: u16,
+) -> Result<InstanceRequest, ExecutionError> {
     let config =
         context.server_config.as_ref().ok_or_else(|| ExecutionError::unknown("the InferenceServerConfig"))?;
     let served = context.requester.as_ref().and_then(RequesterPod::served_name);
@@ -240,14 +302,7 @@ async fn launch(context: &CommandContext, id: &PairingEngineId, generation: Gene
             "the launcher was not created from the LauncherConfig {config_name}"
         )));
     }
-    let request = InstanceRequest::new(config, served, &id.accelerators, port).with_generation(generation);
-    let launcher = launcher_client(context)?;
-    failpoint::hit();
-    match launcher.put(&instance_id(id), &request).await {
-        Ok(_) => Ok(CommandReply::Done),
-        Err(Conflict(text)) => resolve_conflict(&launcher, id, generation, text).await,
-        Err(error) => Err(launcher_error(error)),
-    }
+    Ok(InstanceRequest::new(config, served, &id.accelerators, port))
 }
 
 /// Resolves a conflict: the launcher has an engine of this id, or has seen a newer leader.
@@ -257,11 +312,30 @@ async fn resolve_conflict(
     generation: Generation,
     text: String,
 ) -> ExecutionOutcome {
-    match launcher.get(&instance_id(id)).await.map_err(launcher_error)?.map(|found| found.generation()) {
+    let Some(found) = launcher.get(&instance_id(id)).await.map_err(launcher_error)? else {
+        return Err(conflict_without_instance(launcher, text).await);
+    };
+    match found.generation() {
         // An earlier try of this command succeeded, and its answer was lost.
-        Some(Some(found)) if found == generation => Ok(CommandReply::Done),
-        Some(found) if found.is_none_or(|found| found < generation) => Err(launcher_error(Conflict(text))),
+        Some(found) if found == generation => Ok(CommandReply::Done),
+        found if found.is_none_or(|found| found < generation) => Err(launcher_error(Conflict(text))),
         _ => Err(ExecutionError::superseded()),
+    }
+}
+
+/// Explains a conflict about an instance that does not exist.
+///
+/// A newer leader has stopped this generation. The public launcher knows no leaders, and calls an unknown accelerator a
+/// conflict, too.
+async fn conflict_without_instance(launcher: &LauncherClient, text: String) -> ExecutionError {
+    match launcher.announce_epoch().await {
+        Ok(EpochSupport::Unknown) => ExecutionError::user_error(format!(
+            "{}; if the launcher lacks an accelerator, give its Pod access to all of the node: set gpuAccess in the \
+             AcceleratorPool, or runtimeClassName in the LauncherConfig",
+            Conflict(text)
+        )),
+        Ok(EpochSupport::Fenced) | Err(Conflict(_)) => ExecutionError::superseded(),
+        Err(error) => launcher_error(error),
     }
 }
 
@@ -308,3 +382,6 @@ fn launcher_error(error: launcher::Error) -> ExecutionError {
         superseded: false,
     }
 }
+
+#[cfg(test)]
+mod tests;

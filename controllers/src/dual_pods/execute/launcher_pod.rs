@@ -11,7 +11,8 @@ use tokio::time::Instant;
 
 use super::{ExecutionError, ExecutionOutcome, Executor};
 use crate::{
-    dual_pods::command_context::CommandContext,
+    crd::ledger::ObjectName,
+    dual_pods::{command_context::CommandContext, index::RequesterPod},
     platform::launcher::pod::{self, LauncherPlacement, LauncherSource},
     workload::merge,
     writer,
@@ -32,20 +33,18 @@ impl Executor {
 
     /// Creates a launcher in its LauncherConfig's namespace, which is also that of its requesters.
     async fn create_launcher(&self, context: &CommandContext, id: &ProviderId) -> ExecutionOutcome {
-        let config =
-            context.launcher_config.as_ref().ok_or_else(|| ExecutionError::unknown("the LauncherConfig"))?;
+        Box::pin(self.ensure_unselected(context)).await?;
+        let LauncherTemplate { namespace, config_name, source } = LauncherTemplate::of(context)?;
         let accelerator =
             id.accelerators.first().ok_or_else(|| ExecutionError::unknown("the launcher's accelerator"))?;
         let node = &context.command.node;
-        let namespace = config.namespace().unwrap_or_default();
         let placement =
             LauncherPlacement { namespace: &namespace, node, hostname: node.as_str(), accelerator };
         let user = |error: &dyn ToString| ExecutionError::user_error(error.to_string());
-        let made = placement
-            .pod(LauncherSource::Config(config), &self.settings.key)
-            .map_err(|error| user(&error))?;
+        let made = placement.pod(source, &self.settings.key).map_err(|error| user(&error))?;
         let mut granted: Pod = serde_json::from_value(made.clone()).map_err(|error| user(&error))?;
         context.grant(&mut granted);
+        context.stamp(&mut granted);
         let mut object = serde_json::to_value(&granted).map_err(|error| user(&error))?;
         // The API server has to refuse fields that Pods do not have.
         merge::fill(&mut object, &made);
@@ -55,7 +54,7 @@ impl Executor {
         if let Some(answered) = was_answered(created.as_ref().err()) {
             self.metrics.observe_launcher_creation(
                 &namespace,
-                &config.name_any(),
+                &config_name,
                 answered,
                 started.elapsed().into(),
             );
@@ -64,7 +63,7 @@ impl Executor {
             // Each place has one launcher, so the existing Pod is this one.
             Ok(_) | Err(writer::Error::Conflict) => Ok(CommandReply::Done),
             Err(error) => {
-                // The author of the LauncherConfig requested what the API server refuses.
+                // The author of the LauncherConfig or of the patch requested what the API server refuses.
                 let user_facing = matches!(error, writer::Error::Invalid(_));
                 Err(ExecutionError { user_facing, ..ExecutionError::from(error) })
             }
@@ -78,9 +77,11 @@ impl Executor {
         uid: Option<&Uid>,
     ) -> ExecutionOutcome {
         if let Some(provider) = &context.provider {
-            let uid = uid.unwrap_or(&provider.uid);
-            self.writer.delete(&self.pods(&provider.name), &provider.name.name, uid.as_str()).await?;
-            return Ok(CommandReply::Done);
+            if uid.is_some_and(|uid| *uid != provider.uid) {
+                // The Pod of the decision is gone.
+                return Ok(CommandReply::Done);
+            }
+            return self.delete(&provider.name, &context.fence(&provider.seen)).await;
         }
         // Ordered but not seen yet: the Pod would be in the namespace of the requester that waits for it.
         let asker = context.requester.as_ref().map(|requester| requester.name.namespace.clone());
@@ -88,13 +89,39 @@ impl Executor {
         let (Some(namespace), Some(accelerator)) = (namespace, id.accelerators.first()) else {
             return Ok(CommandReply::Condition(QueriedCondition::Absent));
         };
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), &namespace);
-        let name = pod::name(&context.command.node, accelerator);
-        let Some(pod) = self.writer.get(&api, &name).await? else {
+        let name = ObjectName::new(namespace, pod::name(&context.command.node, accelerator));
+        let Some(pod) = self.get_pod(&name).await? else {
             return Ok(CommandReply::Condition(QueriedCondition::Absent));
         };
-        self.writer.delete(&api, &name, &pod.metadata.uid.unwrap_or_default()).await?;
-        Ok(CommandReply::Done)
+        self.delete(&name, &context.exact_fence(&pod)).await
+    }
+}
+
+/// What a launcher is created from.
+struct LauncherTemplate<'a> {
+    namespace: String,
+    /// Empty for a server patch.
+    config_name: String,
+    source: LauncherSource<'a>,
+}
+
+impl<'a> LauncherTemplate<'a> {
+    /// A requester's server patch comes before the LauncherConfig of a population policy.
+    fn of(context: &'a CommandContext) -> Result<Self, ExecutionError> {
+        if let Some(patched) = context.requester.as_ref().and_then(RequesterPod::patched_launcher) {
+            return Ok(Self {
+                namespace: patched.revision.namespace.clone(),
+                config_name: String::new(),
+                source: LauncherSource::Patch(&patched.template),
+            });
+        }
+        let config = context.launcher_config.as_ref();
+        let config = config.ok_or_else(|| ExecutionError::unknown("the LauncherConfig"))?;
+        Ok(Self {
+            namespace: config.namespace().unwrap_or_default(),
+            config_name: config.name_any(),
+            source: LauncherSource::Config(config),
+        })
     }
 }
 

@@ -36,10 +36,7 @@ impl Executor {
             }
             RequesterStep::CloseGate => close(&stub(context, requester, Generation::default())?).await,
             RequesterStep::Delete { .. } => {
-                self.writer
-                    .delete(&self.pods(&requester.name), &requester.name.name, requester.id.as_str())
-                    .await?;
-                Ok(CommandReply::Done)
+                self.delete(&requester.name, &context.fence(&requester.seen)).await
             }
             RequesterStep::SetFinalizer { present } => self.set_finalizer(context, requester, *present).await,
             RequesterStep::Release => {
@@ -59,10 +56,10 @@ impl Executor {
         requester: &RequesterPod,
         present: bool,
     ) -> ExecutionOutcome {
-        let mut metadata = json!({"uid": requester.id.as_str()});
+        let mut metadata = json!({});
         if present {
             if let Ok(provider) = context.provider() {
-                metadata = provider_metadata(requester, provider);
+                metadata = provider_metadata(provider);
             }
             let written = json!({ACCELERATORS: join_ids(&context.accelerators)});
             let more = json!({"finalizers": [REQUESTER_FINALIZER], "annotations": written});
@@ -73,14 +70,13 @@ impl Executor {
                 &json!({"$deleteFromPrimitiveList/finalizers": [REQUESTER_FINALIZER]}),
             );
         }
-        self.patch(&requester.name, &json!({"metadata": metadata})).await
+        self.patch_requester(context, requester, &json!({"metadata": metadata})).await
     }
 }
 
 /// Builds a requester's metadata: its provider and its engine's address.
-pub(super) fn provider_metadata(requester: &RequesterPod, provider: &ProviderPod) -> Value {
+pub(super) fn provider_metadata(provider: &ProviderPod) -> Value {
     json!({
-        "uid": requester.id.as_str(),
         "labels": {DUAL: provider.name.name},
         "annotations": {SERVER_IP: provider.ip()},
     })

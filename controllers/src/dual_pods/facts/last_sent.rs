@@ -1,4 +1,7 @@
 //! Tracks which facts the pairing logic has received, and sends those that changed.
+//!
+//! A change marks what it may concern: a node, a template, the launcher builds, or everything. Only what is marked is
+//! computed again, and only what then differs from what was sent last is sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,88 +9,132 @@ use rouse::{
     model::AcceleratorId,
     pairing::{
         Pairing,
-        event::{AcceleratorFacts, LauncherBuildPolicy, PairingEvent, PairingNodeFacts, TemplateStatus},
+        event::{LauncherBuildPolicy, PairingEvent, TemplateStatus},
         ids::{EngineFingerprint, LauncherBuild, NodeName},
     },
-    units::Bytes,
 };
 
-use super::{ClusterFacts, ObservedNode};
-use crate::{
-    crd::ledger::ObjectName,
-    dual_pods::population::{self, NodeTraits},
-    index::{PoolTerms, ResolvedNode},
-    platform::launcher::pod::LauncherRevision,
-};
+use super::{ClusterFacts, node_facts::NodeFacts};
 
 /// Up to this many engines and launcher sources, no entry is forgotten.
 pub(super) const MIN_RETAINED: usize = 256;
 
 #[derive(Debug, Default)]
 pub(super) struct LastSentFacts {
-    pub(super) nodes: BTreeMap<NodeName, PairingNodeFacts>,
-    pub(super) silent: BTreeSet<NodeName>,
-    /// Nodes that lack their pool's taint.
-    pub(super) untainted: BTreeSet<NodeName>,
-    pub(super) accelerators: BTreeMap<(NodeName, AcceleratorId), AcceleratorFacts>,
+    pub(super) nodes: BTreeMap<NodeName, NodeFacts>,
     pub(super) template_statuses: BTreeMap<EngineFingerprint, TemplateStatus>,
     pub(super) build_policies: BTreeMap<LauncherBuild, LauncherBuildPolicy>,
-    /// LauncherConfigs of the launchers that population policies place.
-    pub(super) launcher_configs: BTreeMap<(NodeName, AcceleratorId), ObjectName>,
+}
+
+/// Facts that may differ from those that were sent last. Those of templates keep track of their changes themselves.
+#[derive(Debug, Default)]
+pub(super) struct DirtyFacts {
+    pub(super) everything: bool,
+    pub(super) nodes: BTreeSet<NodeName>,
+    pub(super) builds: bool,
+}
+
+/// The Pods that changed facts may affect.
+#[derive(Debug, Default)]
+pub(in crate::dual_pods) struct FactChanges {
+    /// The Pods of all nodes are affected.
+    pub(in crate::dual_pods) everywhere: bool,
+    /// Nodes whose facts changed.
+    pub(in crate::dual_pods) nodes: BTreeSet<NodeName>,
+    /// The configurations of launchers and their engines changed.
+    pub(in crate::dual_pods) configured: bool,
 }
 
 impl ClusterFacts {
-    /// Sends all changed facts. Returns true if the change may also affect what requesters request.
-    pub(in crate::dual_pods) fn send_changes(&mut self, tell: &mut impl FnMut(PairingEvent)) -> bool {
+    /// Sends all changed facts, and returns which Pods they may affect.
+    pub(in crate::dual_pods) fn send_changes(&mut self, tell: &mut impl FnMut(PairingEvent)) -> FactChanges {
         let configured = self.configs.take_changed();
         if !std::mem::take(&mut self.changed) && !configured {
-            return false;
+            return FactChanges::default();
         }
-        let now = self.current();
-        for (node, facts) in &now.nodes {
-            if self.last_sent.nodes.get(node) != Some(facts) {
-                tell(PairingEvent::Node { node: node.clone(), facts: facts.clone() });
+        let mut dirty = std::mem::take(&mut self.dirty);
+        let mut templates = self.revisions.take_changed();
+        templates.extend(self.fingerprints.take_changed());
+        let everywhere = dirty.everything || configured;
+        if everywhere {
+            dirty.nodes = self.nodes.keys().chain(self.last_sent.nodes.keys()).cloned().collect();
+            let sent = self.last_sent.template_statuses.keys();
+            templates =
+                self.fingerprints.iter().chain(self.revisions.engines()).chain(sent).copied().collect();
+        }
+        let nodes = self.send_nodes(dirty.nodes, tell);
+        self.send_templates(templates, tell);
+        if everywhere || dirty.builds {
+            self.send_build_policies(tell);
+        }
+        FactChanges { everywhere, nodes, configured }
+    }
+
+    /// Returns the nodes whose facts changed.
+    fn send_nodes(
+        &mut self,
+        dirty: BTreeSet<NodeName>,
+        tell: &mut impl FnMut(PairingEvent),
+    ) -> BTreeSet<NodeName> {
+        let mut changed = BTreeSet::new();
+        for node in dirty {
+            let (now, before) = (self.node_facts(&node), self.last_sent.nodes.get(&node));
+            if now.as_ref() == before {
+                continue;
+            }
+            NodeFacts::send(&node, before, now.as_ref(), tell);
+            match now {
+                Some(now) => drop(self.last_sent.nodes.insert(node.clone(), now)),
+                None => drop(self.last_sent.nodes.remove(&node)),
+            }
+            changed.insert(node);
+        }
+        changed
+    }
+
+    fn send_templates(&mut self, dirty: BTreeSet<EngineFingerprint>, tell: &mut impl FnMut(PairingEvent)) {
+        for fingerprint in dirty {
+            let in_launchers = self.fingerprints.contains(&fingerprint);
+            let status = self
+                .revisions
+                .template_status(fingerprint)
+                .or_else(|| if in_launchers { self.configs.template_status(fingerprint) } else { None });
+            let sent = &mut self.last_sent.template_statuses;
+            match status {
+                Some(status) => {
+                    if sent.insert(fingerprint, status) != Some(status) {
+                        tell(PairingEvent::Template { fingerprint, status });
+                    }
+                }
+                // An engine of uncertain status keeps its last one.
+                None if in_launchers => {}
+                // The pairing logic also drops entries that were forgotten here.
+                None => {
+                    if sent.remove(&fingerprint).is_some() {
+                        tell(PairingEvent::Template { fingerprint, status: TemplateStatus::Current });
+                    }
+                }
             }
         }
-        for node in self.last_sent.nodes.keys().filter(|node| !now.nodes.contains_key(*node)) {
-            tell(PairingEvent::NodeGone { node: node.clone() });
-        }
-        for node in self.last_sent.silent.symmetric_difference(&now.silent) {
-            tell(PairingEvent::KubeletReporting { node: node.clone(), reports: !now.silent.contains(node) });
-        }
-        for ((node, accelerator), facts) in &now.accelerators {
-            if self.last_sent.accelerators.get(&(node.clone(), accelerator.clone())) != Some(facts) {
-                let (node, accelerator, facts) = (node.clone(), accelerator.clone(), facts.clone());
-                tell(PairingEvent::Accelerator { node, accelerator, facts });
+    }
+
+    fn send_build_policies(&mut self, tell: &mut impl FnMut(PairingEvent)) {
+        let sources = self.sources.values().chain(self.configs.sources());
+        let policies: BTreeMap<LauncherBuild, LauncherBuildPolicy> =
+            sources.filter_map(|source| Some((source.build(), self.configs.build_policy(source)?))).collect();
+        let sent = &mut self.last_sent.build_policies;
+        sent.retain(|build, _| {
+            let stays = policies.contains_key(build) || self.sources.contains_key(build);
+            if !stays {
+                tell(PairingEvent::LauncherBuild { build: *build, policy: LauncherBuildPolicy::default() });
+            }
+            stays
+        });
+        for (build, policy) in policies {
+            if sent.insert(build, policy) != Some(policy) {
+                tell(PairingEvent::LauncherBuild { build, policy });
             }
         }
-        for (fingerprint, status) in &now.template_statuses {
-            if self.last_sent.template_statuses.get(fingerprint) != Some(status) {
-                tell(PairingEvent::Template { fingerprint: *fingerprint, status: *status });
-            }
-        }
-        // The pairing logic also drops entries that were forgotten here. An entry of uncertain status keeps its last
-        // one.
-        let is_retained = |known: &&EngineFingerprint| {
-            now.template_statuses.contains_key(known) || self.fingerprints.contains(known)
-        };
-        for fingerprint in self.last_sent.template_statuses.keys().filter(|known| !is_retained(known)) {
-            tell(PairingEvent::Template { fingerprint: *fingerprint, status: TemplateStatus::Current });
-        }
-        let is_retained = |known: &&LauncherBuild| {
-            now.build_policies.contains_key(known) || self.sources.contains_key(known)
-        };
-        for build in self.last_sent.build_policies.keys().filter(|known| !is_retained(known)) {
-            tell(PairingEvent::LauncherBuild { build: *build, policy: LauncherBuildPolicy::default() });
-        }
-        for (build, terms) in &now.build_policies {
-            if self.last_sent.build_policies.get(build) != Some(terms) {
-                tell(PairingEvent::LauncherBuild { build: *build, policy: *terms });
-            }
-        }
-        let bare = self.last_sent.untainted != now.untainted;
-        self.last_sent = now;
-        configured || bare
     }
 
     /// Forgets unused entries once their number has doubled since the last cleanup.
@@ -107,127 +154,26 @@ impl ClusterFacts {
         self.revisions.retain(|fingerprint| engines.contains(fingerprint));
         self.fingerprints.retain(|fingerprint| engines.contains(fingerprint));
         self.sources.retain(|build, _| builds.contains(build));
+        self.dirty.builds = true;
         self.retained = self.revisions.len() + self.fingerprints.len() + self.sources.len();
         self.changed |= self.retained < count;
     }
 
     /// Makes the next [`Self::send_changes`] send everything.
     pub(in crate::dual_pods) fn reset_last_sent(&mut self) {
-        (self.last_sent, self.changed) = (LastSentFacts::default(), true);
+        self.last_sent = LastSentFacts::default();
+        (self.dirty.everything, self.changed) = (true, true);
         // Launchers may have gone while no events were sent. The existing ones are observed again.
         self.launchers.clear();
     }
 
-    fn current(&self) -> LastSentFacts {
-        let template_status = |fingerprint: &EngineFingerprint| {
-            Some((*fingerprint, self.configs.template_status(*fingerprint)?))
-        };
-        let template_statuses = self
-            .fingerprints
-            .iter()
-            .filter_map(template_status)
-            .chain(self.revisions.template_statuses())
-            .collect();
-        let sources = self.sources.values().chain(self.configs.sources());
-        let terms = |source: &LauncherRevision| Some((source.build(), self.configs.build_policy(source)?));
-        let builds = sources.filter_map(terms).collect();
-        let mut now = LastSentFacts { template_statuses, build_policies: builds, ..LastSentFacts::default() };
-        now.silent =
-            self.nodes.iter().filter(|(_, observed)| observed.silent).map(|(node, _)| node.clone()).collect();
-        for (node, ObservedNode { traits, cordoned, .. }) in &self.nodes {
-            let node_pool = self.node_pool(node);
-            let host = node_pool.map(|(_, terms)| terms.host_sleep_memory).unwrap_or_default();
-            now.nodes.insert(node.clone(), PairingNodeFacts { cordoned: *cordoned, host_sleep_memory: host });
-            let Some((resolved_node, terms)) = node_pool else { continue };
-            if self.missing_taint(node, terms).is_some() {
-                now.untainted.insert(node.clone());
-            }
-            let met = self.assigned_accelerators.get(node).into_iter().flatten();
-            let numbered = self.gpu_map.iter().filter_map(|map| map.get(node)).flat_map(BTreeMap::keys);
-            let all: BTreeSet<&AcceleratorId> = resolved_node
-                .capacities
-                .by_uuid
-                .keys()
-                .chain(met)
-                .chain(numbered)
-                .chain(self.sent_accelerators(node))
-                .collect();
-            let mut accelerators: BTreeMap<&AcceleratorId, AcceleratorFacts> = all
-                .into_iter()
-                .enumerate()
-                .filter_map(|(position, accelerator)| {
-                    Some((accelerator, self.accelerator(node, accelerator, position, resolved_node, terms)?))
-                })
-                .collect();
-            let populated = self.launcher_placement(node, traits, &accelerators);
-            for accelerator in populated.keys() {
-                accelerators.entry(accelerator).and_modify(|facts| facts.wants_launcher = true);
-            }
-            let at = |accelerator: &AcceleratorId| (node.clone(), accelerator.clone());
-            now.accelerators
-                .extend(accelerators.into_iter().map(|(accelerator, facts)| (at(accelerator), facts)));
-            now.launcher_configs
-                .extend(populated.into_iter().map(|(accelerator, of)| (at(&accelerator), of)));
-        }
-        now
+    /// Makes the next [`Self::send_changes`] compute this node's facts again.
+    pub(super) fn mark_node(&mut self, node: &NodeName) {
+        self.dirty.nodes.insert(node.clone());
+        self.changed = true;
     }
 
-    /// Returns which of these accelerators get a launcher by policy, and of which LauncherConfig.
-    fn launcher_placement(
-        &self,
-        node: &NodeName,
-        traits: &NodeTraits,
-        accelerators: &BTreeMap<&AcceleratorId, AcceleratorFacts>,
-    ) -> BTreeMap<AcceleratorId, ObjectName> {
-        let counts = self.configs.counts(traits);
-        let mut healthy: Vec<_> = accelerators.iter().filter(|(_, facts)| facts.healthy).collect();
-        healthy.sort_by_key(|(_, facts)| facts.index);
-        let healthy: Vec<&AcceleratorId> = healthy.into_iter().map(|(accelerator, _)| *accelerator).collect();
-        let launcher_on = |a: &&AcceleratorId| self.launchers.get(&(node.clone(), (*a).clone()));
-        let existing = accelerators.keys().filter_map(|a| Some((*a, launcher_on(a)?))).collect();
-        population::place_launchers(&counts, &healthy, &existing)
-    }
-
-    fn accelerator(
-        &self,
-        node: &NodeName,
-        accelerator: &AcceleratorId,
-        position: usize,
-        resolved_node: &ResolvedNode,
-        terms: &PoolTerms,
-    ) -> Option<AcceleratorFacts> {
-        let index = match &self.gpu_map {
-            Some(map) => *map.get(node)?.get(accelerator)?,
-            None => u32::try_from(position).ok()?,
-        };
-        let capacity = resolved_node
-            .capacities
-            .by_uuid
-            .get(accelerator)
-            .copied()
-            .or(resolved_node.capacities.unlisted_each);
-        // A known accelerator that is missing from the node's list is gone.
-        let is_gone = || {
-            let place_known = (node.clone(), accelerator.clone());
-            !resolved_node.capacities.by_uuid.is_empty()
-                && self.last_sent.accelerators.contains_key(&place_known)
-        };
-        let capacity = capacity.or_else(|| is_gone().then_some(Bytes::ZERO))?;
-        Some(AcceleratorFacts {
-            index,
-            capacity,
-            healthy: capacity > Bytes::ZERO && !self.faults.contains_key(accelerator),
-            sleeping_memory: terms.sleeping_memory,
-            wants_launcher: false,
-        })
-    }
-
-    pub(super) fn sent_accelerators<'a>(
-        &'a self,
-        node: &'a NodeName,
-    ) -> impl Iterator<Item = &'a AcceleratorId> {
-        let from = (node.clone(), AcceleratorId::from(""));
-        let all = self.last_sent.accelerators.range(from..).map(|(place, _)| place);
-        all.take_while(move |(of, _)| of == node).map(|(_, accelerator)| accelerator)
+    pub(super) fn sent_accelerators(&self, node: &NodeName) -> impl Iterator<Item = &AcceleratorId> {
+        self.last_sent.nodes.get(node).into_iter().flat_map(|sent| sent.accelerators.keys())
     }
 }

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use rouse::pairing::{Pairing, event::PairingEvent, ids::NodeName};
+use rouse::{
+    model::AcceleratorId,
+    pairing::{Pairing, event::PairingEvent, ids::NodeName},
+};
 
 use super::ClusterFacts;
 use crate::platform::dcgm::DcgmSamples;
@@ -29,12 +32,17 @@ impl ClusterFacts {
         for accelerator in self.faults.keys().filter(|a| !faults.contains_key(*a)) {
             tracing::info!(%accelerator, "accelerator fault cleared");
         }
+        let differs = |a: &AcceleratorId| self.faults.contains_key(a) != faults.contains_key(a);
+        let changed = self.last_sent.nodes.iter().filter(|(_, sent)| sent.accelerators.keys().any(differs));
+        self.dirty.nodes.extend(changed.map(|(node, _)| node.clone()));
         (self.faults, self.changed) = (faults, true);
     }
 
     /// Returns the new readings that a decision may depend on.
     pub(in crate::dual_pods) fn readings(&self, samples: &DcgmSamples, core: &Pairing) -> Vec<PairingEvent> {
-        let all = self.last_sent.accelerators.keys().filter_map(|(node, accelerator)| {
+        let nodes = self.last_sent.nodes.iter();
+        let all = nodes.flat_map(|(node, sent)| sent.accelerators.keys().map(move |a| (node, a)));
+        let new = all.filter_map(|(node, accelerator)| {
             let sample = samples.used.get(accelerator)?;
             let known = core.node(node)?;
             let before = known.accelerators.get(accelerator)?.last_reading;
@@ -47,6 +55,6 @@ impl ClusterFacts {
             };
             (known.wants_reading_of(accelerator) && new).then_some(event)
         });
-        all.collect()
+        new.collect()
     }
 }

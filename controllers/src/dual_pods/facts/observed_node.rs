@@ -13,7 +13,7 @@ use crate::dual_pods::population::NodeTraits;
 pub const NODE_READY_CONDITION: &str = "Ready";
 
 /// The facts that a Node object contains.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct ObservedNode {
     pub(super) traits: NodeTraits,
     /// Keys of the node's taints.

@@ -1,3 +1,5 @@
+mod incremental;
+
 use k8s_openapi::api::core::v1::{NodeCondition, NodeStatus};
 use rouse::{
     pairing::{Pairing, event::TemplateStatus},
@@ -17,7 +19,7 @@ fn node(ready: &str) -> Delta<Node> {
     node.metadata.name = Some("a".to_owned());
     let conditions = Some(vec![condition("MemoryPressure", "Unknown"), condition("Ready", ready)]);
     node.status = Some(NodeStatus { conditions, ..NodeStatus::default() });
-    Delta::Applied(Box::new(WatchedObject::Readable(node)))
+    Delta::Applied(node.into())
 }
 
 fn reporting_changes(facts: &mut ClusterFacts) -> Vec<bool> {
@@ -49,6 +51,23 @@ fn a_kubelet_that_falls_silent_is_told_of_and_so_is_its_return() {
     reporting_changes(&mut facts);
     facts.reset_last_sent();
     assert_eq!(reporting_changes(&mut facts), [false], "a new leader is told again");
+}
+
+#[test]
+fn the_accelerators_of_a_node_that_is_gone_are_forgotten() {
+    let mut facts = ClusterFacts::default();
+    let assign = |facts: &mut ClusterFacts| {
+        facts.record_assigned(&"a".into(), &["GPU-1".into()]);
+        facts.assigned_accelerators.len()
+    };
+    assert_eq!(assign(&mut facts), 1, "nodes are not listed yet");
+    facts.apply_nodes(Delta::All { namespace: None, objects: Vec::new() });
+    assert!(facts.assigned_accelerators.is_empty(), "there is no such node");
+    facts.apply_nodes(node("True"));
+    assert_eq!(assign(&mut facts), 1);
+    facts.apply_nodes(Delta::Deleted(ObjectName::new("", "a")));
+    assert!(facts.assigned_accelerators.is_empty());
+    assert_eq!(assign(&mut facts), 0, "its Pods are deleted later than the node");
 }
 
 #[test]

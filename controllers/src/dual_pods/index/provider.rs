@@ -25,7 +25,7 @@ use crate::{
         template_revision::TemplateRevision,
     },
     platform::launcher::{self, pod::LauncherRevision},
-    watch,
+    writer::fence::SeenObject,
 };
 
 /// A provider's Pod.
@@ -33,7 +33,8 @@ use crate::{
 pub(in crate::dual_pods) struct ProviderPod {
     pub(in crate::dual_pods) name: ObjectName,
     pub(in crate::dual_pods) uid: Uid,
-    pub(super) version: u64,
+    /// For the fences of writes to the Pod.
+    pub(in crate::dual_pods) seen: SeenObject,
     pub(super) node: NodeName,
     pub(super) id: ProviderId,
     /// `None` until the Pod has an address.
@@ -81,7 +82,7 @@ impl ProviderPod {
         Some(Self {
             name: ObjectName::new(pod.namespace()?, pod.name_any()),
             uid: uid.clone(),
-            version: watch::version(&pod.metadata),
+            seen: SeenObject::of(&pod.metadata),
             labels: pod.labels().clone(),
             node,
             scheduled: pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some()),
@@ -134,6 +135,11 @@ impl ProviderPod {
     /// Whether the Pod has a node.
     pub(in crate::dual_pods) const fn is_scheduled(&self) -> bool {
         self.scheduled
+    }
+
+    /// Whether this is a launcher that accepts calls.
+    pub(in crate::dual_pods) fn accepts_launcher_calls(&self) -> bool {
+        self.is_launcher() && self.phase() == ProviderPhase::Ready && !self.observed.deleting
     }
 
     /// Returns the Pod's records of its engines.

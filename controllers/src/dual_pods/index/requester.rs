@@ -22,11 +22,12 @@ use crate::{
     dual_pods::{
         facts::ClusterFacts,
         keys,
+        patched_launcher::PatchedLauncher,
         requester_spec::{self, RequesterSpec},
         template_revision::TemplateRevision,
     },
-    watch,
     workload::ModelRef,
+    writer::fence::SeenObject,
 };
 
 /// A requester's Pod.
@@ -34,7 +35,8 @@ use crate::{
 pub(in crate::dual_pods) struct RequesterPod {
     pub(in crate::dual_pods) name: ObjectName,
     pub(in crate::dual_pods) id: RequesterId,
-    pub(super) version: u64,
+    /// For the fences of writes to the Pod.
+    pub(in crate::dual_pods) seen: SeenObject,
     pub(in crate::dual_pods) node: Option<NodeName>,
     /// Address of the stub's API, once the Pod has an address.
     pub(in crate::dual_pods) stub_address: Option<SocketAddr>,
@@ -71,7 +73,7 @@ impl RequesterPod {
         Some(Self {
             spec: node.as_ref().map(|node| RequesterSpec::of(pod, node, mode)),
             id: RequesterId::from(pod.uid()?),
-            version: watch::version(&pod.metadata),
+            seen: SeenObject::of(&pod.metadata),
             stub_address: address(pod).zip(port).map(SocketAddr::from),
             created: created(pod),
             stub_container: container(pod).and_then(running_container_id),
@@ -102,6 +104,11 @@ impl RequesterPod {
     /// Returns the requested InferenceServerConfig.
     pub(in crate::dual_pods) fn config(&self) -> Option<&ObjectName> {
         self.spec.as_ref()?.as_ref().ok()?.config()
+    }
+
+    /// Returns the launcher and the engine that its server patch makes, in mode launcher.
+    pub(in crate::dual_pods) fn patched_launcher(&self) -> Option<&PatchedLauncher> {
+        self.spec.as_ref()?.as_ref().ok()?.patched_launcher()
     }
 
     /// Returns the name under which the requester uses its engine.

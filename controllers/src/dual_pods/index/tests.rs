@@ -1,4 +1,7 @@
+mod incremental;
+
 use rouse::units::Bytes;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::dual_pods::testing::engine_record;
@@ -19,18 +22,15 @@ fn placed(uid: &str, phase: &str) -> Delta<Pod> {
     let mut pod = provider(uid);
     pod.spec.get_or_insert_default().node_name = Some("n".to_owned());
     pod.status.get_or_insert_default().phase = Some(phase.to_owned());
-    Delta::Applied(Box::new(WatchedObject::Readable(pod)))
+    Delta::Applied(pod.into())
 }
 
 fn applied(uid: &str) -> Delta<Pod> {
-    Delta::Applied(Box::new(WatchedObject::Readable(provider(uid))))
+    Delta::Applied(provider(uid).into())
 }
 
 fn all(uids: &[&str]) -> Delta<Pod> {
-    Delta::All {
-        namespace: None,
-        objects: uids.iter().map(|uid| WatchedObject::Readable(provider(uid))).collect(),
-    }
+    Delta::All { namespace: None, objects: uids.iter().map(|uid| provider(uid).into()).collect() }
 }
 
 /// The events of these changes: `+uid` seen, `-uid` gone, `?uid` gone without a seen end.
@@ -48,56 +48,25 @@ fn event_log(index: &mut PodIndex, changes: impl IntoIterator<Item = Delta<Pod>>
 }
 
 #[test]
-fn a_watch_that_is_behind_a_list_takes_nothing_away_that_the_list_has() {
-    let mut index = PodIndex::new(ProviderMode::Sleep);
-    let gone = || Delta::Deleted(ObjectName::new("ns", "n-1-dual"));
-    assert_eq!(event_log(&mut index, [all(&["old"])]), ["+old"]);
-    index.apply_lists(vec![all(&["new"])], &ClusterFacts::default());
-    let later = [applied("old"), gone(), applied("new")];
-    assert_eq!(event_log(&mut index, later), ["+new"], "of the old one nothing is heard any more");
-    assert_eq!(event_log(&mut index, [gone()]), ["-new"]);
-}
-
-/// Versions of the indexed Pods.
-fn versions(directory: &PodIndex) -> Vec<u64> {
-    directory.pods.values().map(IndexedPod::version).collect()
-}
-
-fn versioned(uid: &str, name: &str, version: u64) -> Pod {
-    let mut pod = provider(uid);
-    pod.metadata.name = Some(name.to_owned());
-    pod.metadata.resource_version = Some(version.to_string());
-    pod
-}
-
-#[test]
-fn what_a_watch_says_while_a_list_is_under_way_is_neither_lost_nor_undone_by_it() {
-    let mut index = PodIndex::new(ProviderMode::Sleep);
-    let apply = |pod: Pod| Delta::Applied(Box::new(WatchedObject::Readable(pod)));
-    let [a, b, c] = ["n-a-dual", "n-b-dual", "n-c-dual"];
-    index.defer_changes();
-    // The list has version 10. Before it arrived, the watch was at 9 and then at 13.
-    let meanwhile = [
-        apply(versioned("a", a, 5)),
-        apply(versioned("b", b, 9)),
-        apply(versioned("b", b, 11)),
-        apply(versioned("c", c, 12)),
-        Delta::Deleted(ObjectName::new("ns", a)),
-    ];
-    assert_eq!(event_log(&mut index, meanwhile), [""; 0]);
-    let objects = [versioned("a", a, 5), versioned("b", b, 10)].map(WatchedObject::Readable).into();
-    index.apply_lists(vec![Delta::All { namespace: None, objects }], &ClusterFacts::default());
-    assert_eq!(versions(&index), [11, 12]);
-    // A watch event from before the list changes nothing.
-    assert_eq!(event_log(&mut index, [apply(versioned("b", b, 9))]), [""; 0]);
-    assert_eq!(event_log(&mut index, [apply(versioned("b", b, 14))]), ["+b"]);
-}
-
-#[test]
 fn a_pod_of_the_same_name_tells_that_the_one_before_is_gone() {
     let mut index = PodIndex::new(ProviderMode::Sleep);
     assert_eq!(event_log(&mut index, [applied("a"), applied("b")]), ["+a", "-a", "+b"]);
     assert_eq!(event_log(&mut index, [all(&[])]), ["-b"]);
+}
+
+/// A list or a coalesced change may show a Pod of an earlier provider's name that is no part of dual pods.
+#[test]
+fn a_pod_of_the_same_name_and_no_role_tells_that_the_one_before_is_gone() {
+    let mut index = PodIndex::new(ProviderMode::Sleep);
+    let other = || -> WatchedObject<Pod> {
+        let mut pod = provider("b");
+        pod.metadata.annotations = None;
+        WatchedObject::from(pod)
+    };
+    assert_eq!(event_log(&mut index, [applied("a"), Delta::Applied(other())]), ["+a", "-a"]);
+    let list = Delta::All { namespace: None, objects: vec![other()] };
+    assert_eq!(event_log(&mut index, [applied("c"), list]), ["+c", "-c"]);
+    assert!(index.names().next().is_none() && index.nodes.is_empty());
 }
 
 #[test]
@@ -109,4 +78,38 @@ fn a_pod_whose_end_nobody_saw_is_not_told_to_have_ended() {
         event_log(&mut index, [placed("b", "Running"), placed("b", "Failed"), gone()]),
         ["+b", "+b", "-b"]
     );
+}
+
+#[test]
+fn a_failure_is_kept_until_a_provider_is_ready_or_the_node_has_no_pod() {
+    let mut index = PodIndex::new(ProviderMode::Sleep);
+    let gone = |name: &str| -> Delta<Pod> { Delta::Deleted(ObjectName::new("ns", name)) };
+    let with_state = |state: Value| -> Delta<Pod> {
+        let mut pod = provider("a");
+        let mut container = json!({
+            "name": keys::CONTAINER, "containerID": "c", "image": "", "imageID": "", "restartCount": 0,
+        });
+        container["ready"] = json!(state.get("running").is_some());
+        container["state"] = state;
+        pod.status.get_or_insert_default().container_statuses =
+            Some(vec![serde_json::from_value(container).unwrap()]);
+        Delta::Applied(pod.into())
+    };
+    let failed = || with_state(json!({"terminated": {"exitCode": 3}}));
+    let ready = || with_state(json!({"running": {}}));
+    let other = || -> Delta<Pod> {
+        let mut pod = provider("b");
+        pod.metadata.name = Some("other".to_owned());
+        Delta::Applied(pod.into())
+    };
+    let failure = |index: &PodIndex| index.container_failure(&"n".into(), &["GPU-1".into()]).is_some();
+    event_log(&mut index, [failed()]);
+    assert!(failure(&index));
+    event_log(&mut index, [ready()]);
+    assert!(!failure(&index), "it serves");
+
+    event_log(&mut index, [other(), failed(), gone("n-1-dual")]);
+    assert!(failure(&index), "another Pod on the node may wait for the next provider");
+    event_log(&mut index, [gone("other")]);
+    assert!(!failure(&index) && index.container_failures.is_empty());
 }

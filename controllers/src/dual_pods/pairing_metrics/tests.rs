@@ -5,10 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    dual_pods::fma_configs::FmaConfigs,
-    metrics::DualPodMetrics,
-    platform::launcher::pod,
-    watch::{Delta, WatchedObject},
+    dual_pods::fma_configs::FmaConfigs, metrics::DualPodMetrics, platform::launcher::pod, watch::Delta,
 };
 
 const CREATED: Tick = Tick(1_800_000_000_000);
@@ -35,10 +32,7 @@ fn facts() -> (ClusterFacts, String) {
     let config = serde_json::from_value(object).unwrap();
     let hash = pod::LauncherRevision::of(&config).hash;
     let mut configs = FmaConfigs::new(1);
-    configs.apply_launcher_configs(Delta::All {
-        namespace: None,
-        objects: vec![WatchedObject::Readable(config)],
-    });
+    configs.apply_launcher_configs(Delta::All { namespace: None, objects: vec![config.into()] });
     configs.apply_server_configs(Delta::All { namespace: None, objects: Vec::new() });
     (ClusterFacts::new(configs), hash)
 }
@@ -59,7 +53,7 @@ fn a_launcher_that_does_not_become_ready_is_stuck_after_a_while_and_one_of_anoth
     let mut census = PairingMetrics::new(DualPodMetrics::new(&metrics));
     let mut see = |pairing_metrics: &mut PairingMetrics, seen: Pod, now: Tick| {
         let name = ObjectName::new("ns", seen.name_any());
-        index.apply(Delta::Applied(Box::new(WatchedObject::Readable(seen))), &facts, &mut drop);
+        index.apply(Delta::Applied(seen.into()), &facts, &mut drop);
         let inputs = MetricsInputs { index: &index, facts: &facts, now };
         pairing_metrics.recount(&name, inputs);
         pairing_metrics.recount_due(inputs);
@@ -88,11 +82,7 @@ fn what_is_due_is_looked_at_without_any_news_of_it() {
     let (facts, hash) = facts();
     let mut index = PodIndex::new(ProviderMode::Launcher);
     let mut census = PairingMetrics::new(DualPodMetrics::new(&metrics));
-    index.apply(
-        Delta::Applied(Box::new(WatchedObject::Readable(launcher(None, &hash, false)))),
-        &facts,
-        &mut drop,
-    );
+    index.apply(Delta::Applied(launcher(None, &hash, false).into()), &facts, &mut drop);
     let inputs = |now| MetricsInputs { index: &index, facts: &facts, now };
     census.begin(inputs(CREATED));
     census.recount_due(inputs(CREATED + Millis::secs(119)));

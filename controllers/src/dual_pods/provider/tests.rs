@@ -222,6 +222,7 @@ fn the_pages_example_gets_a_provider() {
     let pod = made(&requester, ProviderMode::Sleep, Some(&owner)).unwrap();
     let engine = &pod.spec.as_ref().unwrap().containers[0];
     assert_eq!(engine.command.as_ref().unwrap()[0], "vllm");
+    assert_eq!(engine.args, None, "those were the stub's");
     let claim = pod.spec.as_ref().unwrap().volumes.as_ref().unwrap()[0].persistent_volume_claim.as_ref();
     assert_eq!(claim.unwrap().claim_name, "somenode-local");
     let wanted = record::memory_request(&requester).unwrap();

@@ -10,25 +10,25 @@ use tokio::sync::{mpsc, watch};
 
 use super::{EngineManager, EngineTask, PodRelease};
 use crate::{
-    crd::ledger::ObjectName,
     engine_pod::EnginePod,
     platform::{
         ModelPlacement,
         engine_task::{self, EngineContext, EngineTaskCommand, EngineTaskStart},
         external::{ExternalBackend, ExternalEngineTask},
+        work_queue::{MAX_PER_ENGINE, WorkQueue},
     },
 };
 
 impl EngineManager {
     pub(super) async fn launch(&mut self, engine: EngineId, generation: Generation) {
         if let Some(external) =
-            self.shared.external(&engine.model).filter(|_| !self.engines.contains_key(&engine))
+            self.shared.external(&engine.model).filter(|_| !self.engines.contains(&engine))
         {
             return self.start_external(engine, generation, external, None);
         }
         // The engine runs by what was reserved, even if the objects have changed since.
         let placement = self.reserved.remove(&engine).or_else(|| self.shared.placement(&engine.model));
-        let runs = self.engines.contains_key(&engine);
+        let runs = self.engines.contains(&engine);
         let Some(placement) = placement.filter(|_| !runs) else {
             tracing::error!(%engine, %generation, runs, "cannot launch the engine: the engine already runs or has no placement");
             let cause = FailureCause::Refused;
@@ -63,22 +63,21 @@ impl EngineManager {
             Some(pod) => placement.deployment_of(&pod.template_hash),
             None => placement.deployment(),
         };
-        let (commands_tx, commands_rx) = mpsc::unbounded_channel();
+        let (commands, commands_rx) = self.command_queue();
         let (pod_sender, pod_receiver) = watch::channel(pod.clone());
         let context = EngineContext {
             shared: Arc::clone(&self.shared),
             id: id.clone(),
             generation,
             placement: Arc::clone(&placement),
-            requests: self.requests.clone(),
             located: AtomicBool::new(false),
         };
         self.tasks.spawn(engine_task::run(Arc::new(context), commands_rx, pod_receiver, start));
         let task = EngineTask {
             generation,
             placement: Some(Arc::clone(&placement)),
-            deployment: deployment.clone(),
-            commands: commands_tx,
+            deployment: Some(deployment.clone()),
+            commands,
             bound: pod.is_some(),
             pod: pod.map(|pod| pod.name.clone()),
             pod_sender,
@@ -97,27 +96,23 @@ impl EngineManager {
         external: Arc<ExternalBackend>,
         known: Option<SocketAddr>,
     ) {
-        let (commands_tx, commands_rx) = mpsc::unbounded_channel();
+        let (commands, commands_rx) = self.command_queue();
         let common = Arc::clone(&self.shared.common);
-        let requests = self.requests.clone();
+        let requests = self.shared.requests.clone();
         let status_inputs = Arc::clone(&self.shared.status_inputs);
         let external_task =
             ExternalEngineTask { common, status_inputs, id: id.clone(), generation, external, requests };
         self.tasks.spawn(external_task.run(commands_rx, known));
         let (pod_sender, _) = watch::channel(None);
-        let deployment = ObjectName::new("", "");
-        let (placement, pod, release) = (None, None, None);
-        let task = EngineTask {
-            generation,
-            placement,
-            deployment,
-            commands: commands_tx,
-            pod,
-            pod_sender,
-            bound: true,
-            release,
-        };
+        let (placement, deployment, pod, release) = (None, None, None, None);
+        let task =
+            EngineTask { generation, placement, deployment, commands, pod, pod_sender, bound: true, release };
         self.engines.insert(id, task);
+    }
+
+    /// Creates the queue of an engine task's commands. If it is full, the task hangs, and this gateway ends.
+    fn command_queue(&self) -> (WorkQueue<EngineTaskCommand>, mpsc::Receiver<EngineTaskCommand>) {
+        WorkQueue::new("commands of an engine task", MAX_PER_ENGINE, &self.shared.failure)
     }
 
     /// Stops an engine that was not adopted, and releases its Pod and reservation.
@@ -129,7 +124,7 @@ impl EngineManager {
         pod: Option<Arc<EnginePod>>,
     ) {
         let engine = EngineId::new(placement.engine.name.clone(), replica);
-        if self.engines.contains_key(&engine) {
+        if self.engines.contains(&engine) {
             return;
         }
         let start = if pod.is_some() { EngineTaskStart::Starting } else { EngineTaskStart::Launch };

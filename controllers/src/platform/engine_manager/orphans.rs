@@ -24,8 +24,7 @@ impl EngineManager {
     /// Scales down the Deployments of Pods that no served model owns.
     pub(in crate::platform) fn scale_down_orphans(&mut self) {
         let placements = self.shared.placements();
-        let orphans =
-            self.pods.values().filter(|pod| !placements.values().any(|placement| placement.owns(pod)));
+        let orphans = self.pods.values().filter(|pod| placements.of_pod(pod).is_none());
         let deployments: BTreeSet<ObjectName> = orphans.filter_map(|pod| pod.deployment.clone()).collect();
         for deployment in deployments {
             tracing::info!(%deployment, "scaling the Deployment to zero: its model is not served");
@@ -33,18 +32,25 @@ impl EngineManager {
         }
     }
 
+    /// Keeps this reservation until no Pod of its model is left.
+    pub(in crate::platform) fn keep_orphan(&mut self, reservation: EngineReservation) {
+        self.orphans.entry(reservation.model.clone()).or_default().push(reservation);
+    }
+
     /// Releases the reservations of unserved models that have no Pods left.
     pub(in crate::platform) fn release_orphans(&mut self) {
-        if self.orphans.is_empty() {
+        let models: Vec<ObjectName> = self.orphans.keys().cloned().collect();
+        models.iter().for_each(|model| self.release_orphans_of(model));
+    }
+
+    /// Releases the reservations of this unserved model if it has no Pods left.
+    pub(super) fn release_orphans_of(&mut self, model: &ObjectName) {
+        if self.pods.has_pods_of(model) {
             return;
         }
-        let runs: BTreeSet<&ObjectName> = self.pods.values().filter_map(|pod| pod.object.as_ref()).collect();
-        let (kept, over): (Vec<EngineReservation>, Vec<EngineReservation>) =
-            self.orphans.iter().cloned().partition(|entry| runs.contains(&entry.model));
-        self.orphans = kept;
-        for entry in over {
+        for entry in self.orphans.remove(model).into_iter().flatten() {
             let release = LedgerChange::Release { model: entry.model, replica: entry.replica, done: None };
-            self.ledger_writer(&entry.pool).send(release).unwrap_or_default();
+            self.change_pool_ledger(&entry.pool, release);
         }
     }
 }
@@ -56,7 +62,9 @@ async fn scale_to_zero(shared: Arc<KubernetesContext>, name: ObjectName) {
     loop {
         let ended = async {
             let epoch = shared.writer.leadership()?.epoch;
-            let Some(found) = shared.writer.get(&api, &name.name).await? else { return Ok(()) };
+            let Some(found) = shared.writer.get_for_write(&api, &name.name, epoch).await? else {
+                return Ok(());
+            };
             let none = json!({
                 "metadata": {
                     "resourceVersion": found.resource_version(),

@@ -1,5 +1,10 @@
 //! Forwards published statuses to the fleet, on followers and during a takeover.
 
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
 use rouse::{
     fleet::event::{Event, PublishedEngine as Told},
     model::{EngineId, ModelName},
@@ -15,6 +20,60 @@ use crate::{
     published::{self, PublishedModel},
 };
 
+/// Published statuses with content, by InferenceModel and by model.
+#[derive(Debug, Default)]
+pub(in crate::platform) struct PublishedIndex {
+    statuses: BTreeMap<ObjectName, Arc<PublishedModel>>,
+    /// A model that was deleted and created under another name has two objects.
+    objects: BTreeSet<(ModelName, ObjectName)>,
+}
+
+impl PublishedIndex {
+    fn get(&self, object: &ObjectName) -> Option<&Arc<PublishedModel>> {
+        self.statuses.get(object)
+    }
+
+    fn values(&self) -> impl Iterator<Item = &Arc<PublishedModel>> {
+        self.statuses.values()
+    }
+
+    /// Returns the statuses of the objects that name this model.
+    pub(in crate::platform) fn of_model(
+        &self,
+        model: &ModelName,
+    ) -> impl Iterator<Item = &Arc<PublishedModel>> {
+        let first = (model.clone(), ObjectName::new("", ""));
+        let of_model = self.objects.range(first..).take_while(move |(named, _)| named == model);
+        of_model.filter_map(move |(_, object)| self.statuses.get(object))
+    }
+
+    /// Returns the published state of this engine generation.
+    pub(in crate::platform) fn state(
+        &self,
+        object: &ObjectName,
+        replica: u32,
+        generation: Generation,
+    ) -> Option<EngineState> {
+        let mut engines = self.statuses.get(object)?.engines.iter();
+        let own = engines.find(|status| (status.replica, status.generation) == (replica, generation.0))?;
+        Some(own.state)
+    }
+
+    /// Stores the status and returns the earlier one. A deleted object leaves no entry.
+    fn insert(&mut self, status: Arc<PublishedModel>) -> Option<Arc<PublishedModel>> {
+        let (object, model) = (status.object.clone(), status.model.clone());
+        let before = self.statuses.remove(&object);
+        if let Some(before) = &before {
+            self.objects.remove(&(before.model.clone(), object.clone()));
+        }
+        if !status.is_empty() {
+            self.statuses.insert(object.clone(), status);
+            self.objects.insert((model, object));
+        }
+        before
+    }
+}
+
 impl EngineManager {
     pub(super) async fn forward_all(&self) {
         for published_model in self.published.values() {
@@ -23,16 +82,14 @@ impl EngineManager {
     }
 
     pub(super) fn is_published(&self, engine: &EngineId) -> bool {
-        let of_model =
-            self.published.values().filter(|published_model| published_model.model == engine.model);
-        of_model
-            .flat_map(|published_model| &published_model.engines)
-            .any(|status| status.replica == engine.replica)
+        let mut engines =
+            self.published.of_model(&engine.model).flat_map(|published_model| &published_model.engines);
+        engines.any(|status| status.replica == engine.replica)
     }
 
     /// Stores a published status. On a follower, it also forwards the status as the engines' state.
-    pub(super) async fn apply_status(&mut self, published_model: PublishedModel) {
-        let before = self.published.insert(published_model.object.clone(), published_model.clone());
+    pub(super) async fn apply_status(&mut self, published_model: Arc<PublishedModel>) {
+        let before = self.published.insert(Arc::clone(&published_model));
         if !self.leading && self.shared.has_placements() {
             self.forward(&published_model, before.as_ref().map_or(&[], |before| &before.engines)).await;
         }
@@ -87,24 +144,65 @@ impl EngineManager {
         self.shared.common.send_event(Event::Published { engine, generation, published }).await;
     }
 
-    pub(in crate::platform) fn is_published_serving(
-        &self,
-        object: &ObjectName,
-        replica: u32,
-        generation: Generation,
-    ) -> bool {
-        let engines = self
-            .published
-            .get(object)
-            .map(|published_model| published_model.engines.as_slice())
-            .unwrap_or_default();
-        engines.iter().any(|status| {
-            let serves = matches!(status.state, EngineState::Awake | EngineState::Draining);
-            (status.replica, status.generation) == (replica, generation.0) && serves
-        })
-    }
-
     pub(in crate::platform) fn last_request(&self, object: &ObjectName) -> Tick {
         self.published.get(object).map(|published_model| published_model.last_request).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_state_is_that_of_the_engine_and_of_its_generation() {
+        let engine = |replica: u32, generation: u64, state: EngineState| -> EngineStatus {
+            let status = json!({"pod": "p", "replica": replica, "generation": generation, "state": state});
+            serde_json::from_value(status).unwrap()
+        };
+        let object = ObjectName::new("chat", "o0");
+        let mut index = PublishedIndex::default();
+        index.insert(Arc::new(PublishedModel {
+            object: object.clone(),
+            model: ModelName::from("m0"),
+            engines: vec![engine(0, 7, EngineState::Awake), engine(1, 8, EngineState::Waking)],
+            last_request: Tick(0),
+            learned: None,
+        }));
+        let state = |replica, generation| index.state(&object, replica, Generation(generation));
+        assert_eq!((state(0, 7), state(1, 8)), (Some(EngineState::Awake), Some(EngineState::Waking)));
+        assert_eq!((state(0, 6), state(0, 8), state(2, 7)), (None, None, None));
+        assert_eq!(index.state(&ObjectName::new("other", "o0"), 0, Generation(7)), None);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(256))]
+
+        #[test]
+        fn the_statuses_of_a_model_are_those_that_a_scan_finds(
+            posts in prop::collection::vec((0..4_u32, 0..3_u32, prop::bool::weighted(0.7)), 1..20),
+        ) {
+            let mut index = PublishedIndex::default();
+            for (number, (object, model, exists)) in (1..).zip(posts) {
+                let object = ObjectName::new("chat", format!("o{object}"));
+                let model = ModelName::from(format!("m{model}"));
+                let last_request = Tick(number);
+                let before = index.get(&object).cloned();
+                let status =
+                    PublishedModel { object, model, engines: Vec::new(), last_request, learned: None };
+                let status = Arc::new(if exists { status } else { status.after_deletion() });
+                let kept = exists.then(|| Arc::clone(&status));
+                let object = status.object.clone();
+                prop_assert_eq!(index.insert(status), before);
+                prop_assert_eq!(index.get(&object).cloned(), kept);
+                prop_assert_eq!(index.objects.len(), index.statuses.len());
+                for model in (0..3).map(|model| ModelName::from(format!("m{model}"))) {
+                    let scanned = index.values().filter(|status| status.model == model);
+                    prop_assert!(index.of_model(&model).eq(scanned));
+                }
+            }
+        }
     }
 }

@@ -96,6 +96,17 @@ impl InstanceRequest {
 }
 
 impl InstanceRequest {
+    /// Builds the request for the engine of a server patch.
+    #[must_use]
+    pub fn patched(server: &ModelServerConfig, accelerators: &[AcceleratorId], port: u16) -> Self {
+        Self {
+            options: format!("{} --port {port}", server.options).trim_start().to_owned(),
+            gpu_uuids: accelerators.to_vec(),
+            env_vars: server.env_vars.clone(),
+            annotations: [(PORT.to_owned(), port.to_string())].into(),
+        }
+    }
+
     /// Adds the engine's generation. The launcher reports it back, so late events of an earlier generation stay
     /// distinct.
     #[must_use]
@@ -134,10 +145,22 @@ pub fn fingerprint(server: &ModelServerConfig, served: Option<&str>) -> EngineFi
     EngineFingerprint(unnamed(server) ^ name)
 }
 
+/// Returns the identity of a server patch's engine, which differs from those of InferenceServerConfigs.
+#[must_use]
+pub fn patched_fingerprint(server: &ModelServerConfig) -> EngineFingerprint {
+    let patched = json!({"options": server.options, "env_vars": server.env_vars});
+    EngineFingerprint(hash64(&json!({"patched": patched}).to_string()))
+}
+
 /// Whether an engine with this fingerprint, under any served name, comes from this configuration.
 #[must_use]
 pub fn matches_server(server: &ModelServerConfig, fingerprint: EngineFingerprint) -> bool {
-    (fingerprint.0 ^ unnamed(server)) & !NAME_MASK == 0
+    same_server(EngineFingerprint(unnamed(server)), fingerprint)
+}
+
+/// Whether two fingerprints differ in the served name at most.
+pub(crate) const fn same_server(one: EngineFingerprint, other: EngineFingerprint) -> bool {
+    (one.0 ^ other.0) & !NAME_MASK == 0
 }
 
 /// Bits of a fingerprint that distinguish the served names of one configuration's engines.
@@ -223,6 +246,23 @@ mod tests {
             })
         );
         assert_eq!(InstanceRequest::new(&self::config(json!({})), None, &[], 7).options, "--port 7");
+    }
+
+    #[test]
+    fn an_engine_of_a_server_patch_has_no_configuration() {
+        let server = config(json!({"options": "serve m", "env_vars": {"A": "1"}})).spec.model_server_config;
+        assert_eq!(
+            serde_json::to_value(InstanceRequest::patched(&server, &["GPU-1".into()], 7)).unwrap(),
+            json!({
+                "options": "serve m --port 7",
+                "gpu_uuids": ["GPU-1"],
+                "env_vars": {"A": "1"},
+                "annotations": {"inference-port": "7"},
+            })
+        );
+        assert_ne!(patched_fingerprint(&server), fingerprint(&server, None));
+        let other = ModelServerConfig { env_vars: BTreeMap::new(), ..server.clone() };
+        assert_ne!(patched_fingerprint(&other), patched_fingerprint(&server));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Builds a launcher's Pod: one per accelerator of a node, from a LauncherConfig or from an image alone.
+//! Builds a launcher's Pod: one per accelerator of a node, from a LauncherConfig or from a requester's server patch.
 //!
 //! The kubelet assigns no accelerator to the Pod. The Pod sees all of the node's, and each of its engines sees those of
 //! its requester. So nothing keeps another Pod that requests an accelerator away; the ledger keeps the two apart.
@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 use super::{PORT, instance::hash64};
 use crate::{
     crd::{
+        PodTemplateJson,
         fma::{CONTAINER, GROUP, LauncherConfig},
         ledger::ObjectName,
     },
@@ -46,6 +47,8 @@ const FORCED: [(&str, &str); 3] = [
     ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
     ("VLLM_SERVER_DEV_MODE", "1"),
 ];
+/// Folder with the modules of the public launcher's image. The public project's controllers set it, too.
+const MODULES: (&str, &str) = ("PYTHONPATH", "/app");
 /// Variable from which our launcher reads the hash of its token.
 const TOKEN: &str = "ROUSE_TOKEN_SHA256";
 /// Maximum length of a DNS label, and of a label's value.
@@ -62,15 +65,15 @@ pub struct NoContainer;
 #[derive(Clone, Copy, Debug)]
 pub enum LauncherSource<'a> {
     Config(&'a LauncherConfig),
-    /// An image that contains the engine and `/rouse-stub`.
-    Image(&'a str),
+    /// The launcher's part of a patched Pod, see [`crate::dual_pods::patched_launcher`].
+    Patch(&'a PodTemplateJson),
 }
 
-/// A LauncherConfig and the version of its template.
+/// What a launcher is made from: a LauncherConfig in one version of its template, or a server patch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LauncherRevision {
     pub namespace: String,
-    /// As in the label [`CONFIG_NAME`].
+    /// As in the label [`CONFIG_NAME`]; empty for a server patch.
     pub config: String,
     /// [`LauncherSource::hash`].
     pub hash: String,
@@ -105,7 +108,7 @@ impl LauncherSource<'_> {
                     "spec": template.spec.value(),
                 })
             }
-            Self::Image(image) => built_in(image),
+            Self::Patch(template) => Value::Object(template.value()),
         }
     }
 }
@@ -127,9 +130,25 @@ impl LauncherRevision {
     pub fn read(pod: &Pod) -> Option<Self> {
         Some(Self {
             namespace: pod.namespace()?,
-            config: pod.labels().get(CONFIG_NAME)?.clone(),
+            config: pod.labels().get(CONFIG_NAME).cloned().unwrap_or_default(),
             hash: pod.annotations().get(TEMPLATE_HASH)?.clone(),
         })
+    }
+
+    /// Returns the revision of launchers that this template of a server patch makes.
+    #[must_use]
+    pub fn of_patch(namespace: &str, template: &PodTemplateJson) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            config: String::new(),
+            hash: LauncherSource::Patch(template).hash(),
+        }
+    }
+
+    /// Whether the launcher was made from a server patch, without a LauncherConfig.
+    #[must_use]
+    pub const fn is_of_patch(&self) -> bool {
+        self.config.is_empty()
     }
 
     /// Returns namespace and label of the LauncherConfig, without its template's hash.
@@ -144,29 +163,6 @@ impl LauncherRevision {
         // None of the three contains a slash.
         LauncherBuild(hash64(&[&*self.namespace, &self.config, &self.hash].join("/")))
     }
-}
-
-fn built_in(image: &str) -> Value {
-    json!({
-        "metadata": {"labels": {}, "annotations": {}},
-        "spec": {
-            "automountServiceAccountToken": false,
-            "containers": [{
-                "name": CONTAINER,
-                "image": image,
-                "command": ["/rouse-stub", "launcher", format!("--port={PORT}")],
-                "ports": [{"name": LAUNCHER, "containerPort": PORT}],
-                "resources": {},
-                "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
-            }],
-            // Longer than the launcher gives its engines.
-            "terminationGracePeriodSeconds": 60,
-            // Pods that request an accelerator get this toleration, and a launcher requests none.
-            "tolerations": [{"key": GPU, "operator": "Exists"}],
-            // Engines on several accelerators communicate through it.
-            "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
-        },
-    })
 }
 
 /// Returns the Pod's name. Each node and accelerator has one, so there is never a second launcher.
@@ -210,7 +206,7 @@ impl LauncherPlacement<'_> {
         let launcher = containers.find(|container| merge::is_named(container, CONTAINER));
         let own_name = ObjectName::new(self.namespace, name(self.node, self.accelerator));
         let token = key.launcher_hash(&own_name);
-        force(launcher.and_then(Value::as_object_mut).ok_or(NoContainer)?, &token);
+        force(launcher.and_then(Value::as_object_mut).ok_or(NoContainer)?, &token, origin);
         self.pin(&mut pod);
         merge::into(&mut pod, &json!({"apiVersion": "v1", "kind": "Pod", "metadata": self.metadata(origin)}));
         Ok(pod)
@@ -291,10 +287,14 @@ fn without_accelerators(container: &mut Value) {
 }
 
 /// Sets what the launcher's container needs, whatever its template says. `token`: the hash of the launcher's token.
-fn force(container: &mut Map<String, Value>, token: &str) {
+fn force(container: &mut Map<String, Value>, token: &str, origin: LauncherSource<'_>) {
     let forced = FORCED.into_iter().chain([(TOKEN, token)]);
     let mut env = list(container.get_mut("env"));
     env.retain(|one| forced.clone().all(|(name, _)| !merge::is_named(one, name)));
+    let (modules, folder) = MODULES;
+    if matches!(origin, LauncherSource::Config(_)) && !env.iter().any(|one| merge::is_named(one, modules)) {
+        env.push(json!({"name": modules, "value": folder}));
+    }
     env.extend(forced.map(|(name, value)| json!({"name": name, "value": value})));
     container.insert("env".to_owned(), env.into());
     let none = json!({"limits": {GPU: "0"}, "requests": {GPU: "0"}});

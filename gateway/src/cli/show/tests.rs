@@ -64,6 +64,18 @@ fn an_explanation_says_why_and_who_holds_the_memory() {
 }
 
 #[test]
+fn an_explanation_counts_the_holders_that_it_does_not_list() {
+    let explanation = serde_json::from_str(
+        r#"{"model": "m", "state": "asleep", "waiting": 3, "leases": 0, "at": 3723004, "reason": "",
+            "wait": {"waited_for": "", "waited": 0, "position": 1, "retry_after": null, "unlisted_holders": 12,
+                "holders": [{"model": "a", "memory": 21474836480, "idle_for": 0, "leases": 1, "pinned": true}]}}"#,
+    )
+    .unwrap();
+    let text = render_explanation(&explanation, false);
+    assert!(text.contains("pinned\n  and 12 other engines with less\n"), "{text}");
+}
+
+#[test]
 fn events_are_told_in_words_and_what_is_none_is_passed_on_without_control_characters() {
     let gone =
         r#"{"event":"gone","engine":"a#0","generation":1,"cause":{"wrong_model":{"serves":"\u001b[31m"}}}"#;

@@ -90,6 +90,7 @@ fn turns(lines: &[JournalLine]) -> u64 {
 
 #[test]
 fn a_disk_that_stands_still_holds_up_no_turn_and_what_that_costs_is_counted_and_told() {
+    #[expect(clippy::disallowed_methods, reason = "a test's channel")]
     let (go_on, hold) = mpsc::channel();
     let mut harness = JournalHarness::new(Some(hold));
     for at in 0..10_000 {

@@ -162,7 +162,7 @@ async fn what_goes_on_from_a_response_goes_to_the_engine_that_made_it() {
     );
     let core = WorkerContext::new(shared, watch::channel(ShutdownStage::Serving).1);
     let routes = core.server.driver.routes();
-    let route = routes.models.get(MODEL).unwrap();
+    let route = routes.models.get(&MODEL.into()).unwrap();
     for (n, endpoint) in route.endpoints.iter().enumerate().cycle().take(12) {
         let id = format!("resp_{n}");
         let mut scanner = ResponseScanner::for_json();

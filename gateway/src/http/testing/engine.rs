@@ -37,7 +37,9 @@ impl CannedEngine {
         let answer = Arc::new(answer);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
+        #[expect(clippy::disallowed_methods, reason = "a test's channel")]
         let (requests_tx, requests) = mpsc::unbounded_channel();
+        #[expect(clippy::disallowed_methods, reason = "a test's channel")]
         let (closes, closed) = mpsc::unbounded_channel();
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {

@@ -17,7 +17,7 @@ use rouse_config::EngineConfig;
 use rouse_net::process::ProcessGroup;
 use rouse_platform::engine_client::EngineClient;
 use tokio::{
-    sync::mpsc::UnboundedReceiver,
+    sync::mpsc,
     time::{self, Instant},
 };
 
@@ -59,7 +59,7 @@ pub(super) struct LocalEngine {
 pub(super) async fn run(
     local_engine: Arc<LocalEngine>,
     process: ProcessGroup,
-    mut commands: UnboundedReceiver<LocalEngineCommand>,
+    mut commands: mpsc::Receiver<LocalEngineCommand>,
     start: LocalEngineStart,
 ) {
     // A probe has a slot of its own: the fleet orders it on `Ready`, before the step that sent `Ready` has ended.
@@ -135,7 +135,7 @@ pub(super) async fn run(
 async fn reap(
     local_engine: &LocalEngine,
     process: ProcessGroup,
-    commands: UnboundedReceiver<LocalEngineCommand>,
+    commands: mpsc::Receiver<LocalEngineCommand>,
     stopping: bool,
     ready: bool,
 ) {

@@ -6,7 +6,7 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
-    sync::{Arc, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use engine_sim::accelerator::AcceleratorFile;
@@ -19,7 +19,7 @@ use rouse_net::{
     nvml::{self, Nvml, NvmlReading},
     process::table,
 };
-use tokio::{task, time};
+use tokio::{sync::Semaphore, task, time};
 
 use super::{LocalContext, launch};
 
@@ -44,6 +44,11 @@ pub enum Error {
 #[derive(Debug, Default)]
 pub(super) struct MeterReader {
     nvml: Nvml,
+    /// One permit for each accelerator.
+    ///
+    /// A reading keeps a thread for as long as the driver hangs, and the threads are shared with all that the platform
+    /// does on disk. So an accelerator has one reading at a time, and one that hangs delays no other accelerator's.
+    permits: Mutex<BTreeMap<AcceleratorId, Arc<Semaphore>>>,
 }
 
 /// Returns all accelerators that NVML lists. Blocks.
@@ -83,14 +88,27 @@ impl MeterReader {
         file: Option<PathBuf>,
     ) -> Result<NvmlReading, Error> {
         let meters = Arc::clone(self);
-        let reading = task::spawn_blocking(move || match file {
-            Some(file) => simulated(&file, &id),
-            None => Ok(meters.nvml.read(&id)?),
-        });
+        let reading = async move {
+            // Nothing closes the semaphore.
+            let permit = meters.permits_of(&id).acquire_owned().await.ok();
+            let read = task::spawn_blocking(move || {
+                let _permit = permit;
+                match file {
+                    Some(file) => simulated(&file, &id),
+                    None => Ok(meters.nvml.read(&id)?),
+                }
+            });
+            read.await
+        };
         match time::timeout(nvml::QUERY_TIMEOUT, reading).await {
             Ok(Ok(reading)) => reading,
             Ok(Err(_)) | Err(_) => Err(Error::Timeout),
         }
+    }
+
+    fn permits_of(&self, id: &AcceleratorId) -> Arc<Semaphore> {
+        let mut permits = self.permits.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(permits.entry(id.clone()).or_insert_with(|| Arc::new(Semaphore::new(1))))
     }
 }
 
@@ -181,6 +199,22 @@ fn simulated(file: &Path, id: &AcceleratorId) -> Result<NvmlReading, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn an_accelerator_whose_reading_hangs_takes_one_thread_and_delays_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("gpus");
+        AcceleratorFile::create(file.clone(), &[("gpu-0", 4 << 30), ("gpu-1", 4 << 30)]).unwrap();
+        let meters = Arc::<MeterReader>::default();
+        let read = |id: &str| meters.read(id.into(), Some(file.clone()));
+        assert_eq!(read("gpu-0").await.unwrap().used, Bytes::ZERO);
+        let hanging = meters.permits_of(&"gpu-0".into()).acquire_owned().await.unwrap();
+        let soon = std::time::Duration::from_millis(20);
+        assert!(time::timeout(soon, read("gpu-0")).await.is_err(), "a further reading waits");
+        assert_eq!(read("gpu-1").await.unwrap().used, Bytes::ZERO);
+        drop(hanging);
+        assert_eq!(read("gpu-0").await.unwrap().used, Bytes::ZERO);
+    }
 
     #[test]
     fn a_machine_without_a_driver_is_told_what_to_configure_instead() {

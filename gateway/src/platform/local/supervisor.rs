@@ -29,6 +29,10 @@ const LOG_TRIM_INTERVAL: Duration = Duration::from_secs(10);
 /// latest.
 const STATE_SAVE_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Commands that may wait for an engine's task: more than the fleet has outstanding for an engine. The task takes them
+/// at once, except while it starts or ends the process.
+pub(super) const MAX_PENDING_ENGINE_COMMANDS: usize = 16;
+
 /// Routes each command to its engine's task. See [`super`].
 pub(super) struct LocalSupervisor {
     shared: Arc<LocalContext>,
@@ -39,7 +43,7 @@ pub(super) struct LocalSupervisor {
 /// Handle of one engine generation's task. Its sender is closed once the process is gone.
 struct EngineTaskHandle {
     generation: Generation,
-    commands: mpsc::UnboundedSender<LocalEngineCommand>,
+    commands: mpsc::Sender<LocalEngineCommand>,
 }
 
 impl LocalSupervisor {
@@ -48,7 +52,7 @@ impl LocalSupervisor {
     }
 
     /// Runs until the command sender is dropped.
-    pub(super) async fn run(mut self, mut commands: mpsc::UnboundedReceiver<Command>) {
+    pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         self.tasks.spawn(save_and_trim(Arc::clone(&self.shared)));
         self.adopt().await;
         loop {
@@ -74,7 +78,7 @@ impl LocalSupervisor {
         }
         for (local_engine, process, start) in adopt::adopt_all(&self.shared).await {
             let (id, generation) = (local_engine.client.id.clone(), local_engine.client.generation);
-            let (orders, received) = mpsc::unbounded_channel();
+            let (orders, received) = mpsc::channel(MAX_PENDING_ENGINE_COMMANDS);
             self.tasks.spawn(engine_task::run(local_engine, process, received, start));
             self.engine_tasks.insert(id, EngineTaskHandle { generation, commands: orders });
         }
@@ -131,7 +135,7 @@ impl LocalSupervisor {
             self.shared.common.send_event(Event::StartFailed { engine, generation, cause }).await;
             return;
         }
-        let (orders, received) = mpsc::unbounded_channel();
+        let (orders, received) = mpsc::channel(MAX_PENDING_ENGINE_COMMANDS);
         let shared = Arc::clone(&self.shared);
         let id = engine.clone();
         self.tasks.spawn(async move {
@@ -145,6 +149,8 @@ impl LocalSupervisor {
     }
 
     /// Sends a command to an engine task. If that generation has ended, sends the outcome of a vanished engine instead.
+    ///
+    /// Waits while the task has too many commands. The task never waits for this supervisor.
     async fn send_to_engine(
         &mut self,
         engine: EngineId,
@@ -152,7 +158,9 @@ impl LocalSupervisor {
         command: LocalEngineCommand,
     ) {
         let task = self.engine_tasks.get(&engine).filter(|task| task.generation == generation);
-        if task.is_some_and(|task| task.commands.send(command).is_ok()) {
+        if let Some(task) = task
+            && task.commands.send(command).await.is_ok()
+        {
             return;
         }
         let cause = FailureCause::Unreachable;

@@ -232,6 +232,31 @@ async fn an_engine_starts_without_a_log_where_none_can_be_written() {
     assert_eq!(harness.gone("m").await, FailureCause::Stopped);
 }
 
+/// A full queue is a defect, so the process ends. Until then, no command is lost unnoticed.
+#[tokio::test]
+async fn a_command_for_which_there_is_no_room_ends_the_gateway() {
+    let mut harness = LocalPlatformHarness::new(Vec::new());
+    let lost = harness.local.command_lost();
+    tokio::pin!(lost);
+    let reserve = || Command::Reserve {
+        engine: engine("m"),
+        generation: FIRST,
+        accelerators: Vec::new(),
+        bytes: Bytes::ZERO,
+        host: Bytes::ZERO,
+    };
+    // The supervisor does not run in between: this test has one thread.
+    (0..MAX_PENDING_COMMANDS).for_each(|_| harness.local.submit(reserve()));
+    let soon = Duration::from_millis(20);
+    assert!(time::timeout(soon, lost.as_mut()).await.is_err(), "all of them fit");
+    assert_eq!(harness.adopted().await, []);
+    for _ in 0..MAX_PENDING_COMMANDS {
+        assert!(matches!(harness.next().await, Event::Placed { .. }));
+    }
+    (0..=MAX_PENDING_COMMANDS).for_each(|_| harness.local.submit(reserve()));
+    time::timeout(Duration::from_secs(5), lost).await.expect("the loss is not reported");
+}
+
 /// An unknown name in a vendor's variable would hide a GPU.
 #[tokio::test]
 async fn an_engine_on_a_declared_accelerator_gets_the_variables_that_the_file_says_and_else_none() {

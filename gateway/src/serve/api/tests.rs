@@ -67,6 +67,50 @@ async fn long_streams_that_all_come_to_one_core_are_shared_by_all() {
     until_none_is_open(&gateway).await;
 }
 
+/// A core that takes no connections for a while: those that it has not taken yet are all that waits for it.
+#[test]
+fn a_core_keeps_what_it_accepts_while_the_less_loaded_one_has_no_room() {
+    runtime().unwrap().block_on(async {
+        let mut context = None;
+        let _gateway = InProcessGateway::start_on(
+            |config| config.limits.connections_per_address = 1000,
+            |shared| {
+                context = Some(Arc::clone(&shared));
+                let anywhere = "127.0.0.1:0".parse().unwrap();
+                ApiServer::from_listeners(anywhere, vec![listener::bind_one(anywhere).unwrap()], shared)
+                    .unwrap()
+            },
+        );
+        let (_stage, stage) = watch::channel(ShutdownStage::Serving);
+        let loads = CoreLoads::new(2);
+        let core = WorkerContext::new(context.unwrap(), stage);
+        let connections = WorkerConnections::new(core, Arc::default(), None, Arc::clone(&loads), 0);
+        let (tx, mut rx) = mpsc::channel(4);
+        let peers = [None, Some(tx)];
+        let _busy: Vec<_> = (0..200).map(|_| loads.add_connection(0)).collect();
+
+        let accepting = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut clients = Vec::new();
+        for _ in 0..10 {
+            clients.push(RawHttpClient::connect(accepting.local_addr().unwrap()).await);
+            let (stream, peer) = accepting.accept().await.unwrap();
+            connections.assign_core(stream, peer, &peers);
+        }
+        assert_eq!(loads.connections(), [206, 4]);
+        for client in &mut clients[4..] {
+            client.send(raw_request("GET /healthz", "", "")).await;
+            assert_eq!(client.read_response().await.status, 200);
+        }
+        while let Ok(moved) = rx.try_recv() {
+            connections.serve_moved(moved, ShutdownStage::Serving);
+        }
+        for client in &mut clients[..4] {
+            client.send(raw_request("GET /healthz", "", "")).await;
+            assert_eq!(client.read_response().await.status, 200);
+        }
+    });
+}
+
 #[tokio::test]
 async fn an_even_load_stays_where_it_was_accepted() {
     let gateway = uneven(2, |_| {});

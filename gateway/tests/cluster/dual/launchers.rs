@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::{DualPodsFixture, both::TestedProviderKind};
 use crate::{
     launched::{define_fma_kinds, engines, generations},
-    pairs::{address, annotation, chat_with_requester, is_ready, label},
+    pairs::{address, annotation, chat_with_requester, is_ready, is_served, label},
 };
 
 impl DualPodsFixture {
@@ -82,14 +82,22 @@ async fn instance_wake_up_fast_path_of_an_engine_that_sleeps_without_its_request
     let duo = DualPodsFixture::with_launchers("dual-launcher", 1).await;
     duo.config("one", "").await;
     duo.request("one", 1, 1).await;
-    let (requester, launcher) = duo.until_launched("one").await;
-    assert_eq!(engines(&launcher).len(), 1, "{launcher:#?}");
     let led = |pod: &Pod| {
         let all = (pod.labels().get("serves"), pod.annotations().get("example.com/about"));
         (all.0.cloned(), all.1.cloned(), pod.labels().get("of").cloned())
     };
     let serving = (Some("one".to_owned()), Some("one".to_owned()), Some("template".to_owned()));
-    assert_eq!(led(&launcher), serving);
+    // The launcher's labels are written after the requester is ready.
+    let until_serving = async || {
+        let fits = |requesters: &[Pod], launchers: &[Pod]| {
+            is_served(requesters, launchers) && led(&launchers[0]) == serving
+        };
+        let (mut requesters, mut launchers) =
+            duo.until_launchers("one", "a ready requester and the labels of its engine", fits).await;
+        (requesters.remove(0), launchers.remove(0))
+    };
+    let (requester, launcher) = until_serving().await;
+    assert_eq!(engines(&launcher).len(), 1, "{launcher:#?}");
     let port = engines(&launcher)[0]["port"].to_string();
     assert_eq!(annotation(&launcher, "server-port"), Some(&*port));
     let bound = format!("{} {}", requester.uid().unwrap(), requester.name_any());
@@ -114,14 +122,13 @@ async fn instance_wake_up_fast_path_of_an_engine_that_sleeps_without_its_request
         assert_eq!(annotation(&sleeper, key), None, "{key}: it is nobody's");
     }
     duo.scale("one", 1).await;
-    let (again, woken) = duo.until_launched("one").await;
+    let (again, woken) = until_serving().await;
     assert_ne!(again.uid(), requester.uid());
     assert_eq!(
         (woken.uid(), generations(&woken)),
         (launcher.uid(), generations(&launcher)),
         "the same engine was woken"
     );
-    assert_eq!(led(&woken), serving);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

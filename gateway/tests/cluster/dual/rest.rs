@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{
     DualPodsFixture,
     both::{TestedProviderKind, for_all_kinds, is_empty},
-    models,
+    models, patch,
 };
 use crate::events::until_event;
 
@@ -47,6 +47,22 @@ async fn what_a_requester_says_of_its_engines_sleep_while_it_serves_is_followed_
         duo.watch_for("one", "no engine", is_empty).await;
     })
     .await;
+}
+
+/// The node's budget has room for the weights, and the Pod has not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_whose_weights_exceed_the_memory_limit_of_its_pod_sleeps_at_level_2() {
+    let duo = DualPodsFixture::new("dual-rest-limit", 1, "8Gi", "").await;
+    let mut limited: Value = serde_json::from_str(&patch("one", &duo.card())).unwrap();
+    limited["spec"]["containers"][0]["resources"] = json!({"limits": {"memory": "4Gi"}});
+    duo.ask_with("one", 1, 1, &limited.to_string()).await;
+    duo.until_served("one").await;
+    duo.scale("one", 0).await;
+    let sleeper = duo.until_asleep("one").await;
+    let slept = until_event(&duo.world, &sleeper, "Slept").await.message.unwrap();
+    assert!(slept.contains("sleeps at level 2"), "{slept}");
+    let limit = "it would take 8Gi of host RAM, and the memory limit of the engine's Pod is 4Gi, of which 4Gi is left";
+    assert!(slept.contains(limit), "{slept}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

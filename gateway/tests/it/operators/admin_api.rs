@@ -79,6 +79,7 @@ fn events_are_the_journal_as_it_happens() {
     open.until("text/event-stream");
     let mut printing = cli(&gateway, &["events"]).stdout(Stdio::piped()).spawn().unwrap();
     let printed = BufReader::new(printing.stdout.take().unwrap()).lines().map(Result::unwrap);
+    #[expect(clippy::disallowed_methods, reason = "a test's channel")]
     let (tell, lines) = std::sync::mpsc::channel();
     std::thread::spawn(move || printed.for_each(|line| tell.send(line).unwrap_or_default()));
     // The command's subscription belongs to another process. The subscription exists once the command prints an event

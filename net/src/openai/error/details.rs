@@ -12,6 +12,9 @@ pub(super) struct FaultDetails<'a> {
     waited: String,
     queue_position: u32,
     holders: Vec<MemoryHolder<'a>>,
+    /// Number of engines that hold memory, too, and are listed neither here nor as `blocking`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unlisted_holders: Option<u16>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cause: Option<String>,
     #[serde(flatten)]
@@ -64,6 +67,7 @@ pub(super) fn of(fault: &Fault) -> Option<FaultDetails<'_>> {
         waited: go_duration(waited.map_or(Millis::ZERO, |wait| wait.waited)),
         queue_position: waited.map_or(0, |wait| wait.position),
         holders: waited.map_or_else(Vec::new, |wait| holders(&wait.holders)),
+        unlisted_holders: waited.map(|wait| wait.unlisted_holders).filter(|number| *number > 0),
         cause: cause(fault).map(FailureCause::class),
         memory: match fault {
             Fault::InsufficientMemory(shortage) => Some(memory(shortage)),

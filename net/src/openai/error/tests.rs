@@ -19,6 +19,7 @@ fn waited() -> WaitDetails {
             leases: 2,
             pinned: true,
         }],
+        unlisted_holders: 0,
         retry_after: Some(Millis(2001)),
         expired_limit: None,
     }
@@ -250,6 +251,15 @@ fn a_shortage_says_who_is_in_the_way() {
         never["message"].as_str().unwrap().contains("even with all other models evicted: gpu-1"),
         "{never}"
     );
+}
+
+#[test]
+fn a_refusal_counts_the_holders_that_it_does_not_list() {
+    let Fault::InsufficientMemory(mut short) = shortage(false) else { panic!("it is one") };
+    short.wait.unlisted_holders = 984;
+    let details = &envelope(&Fault::InsufficientMemory(short))["error"]["details"];
+    assert_eq!(details["unlisted_holders"], 984);
+    assert_eq!(details["holders"].as_array().unwrap().len(), 1);
 }
 
 #[test]

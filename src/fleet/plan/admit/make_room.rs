@@ -122,7 +122,7 @@ impl PlanBuilder<'_> {
 
     /// Makes idle drains that this model relies on irrevocable.
     fn commit_idle_drains(&mut self, id: &EngineId, candidate: &PlacementCandidate) {
-        let neighbours = self.planner.engines.on_accelerators(&candidate.accelerators);
+        let neighbours = self.planner.engines.winding_down_on_any(&candidate.accelerators);
         let idle = neighbours.into_iter().filter(|e| {
             e.id != *id
                 && matches!(e.state, LifecycleState::Draining { reason: CloseReason::Idle, .. })

@@ -14,10 +14,7 @@
 //! spare that failed is tried again, ever more rarely if its starts keep failing. The engines of `minReplicas` are no
 //! spares: each has its model's place in line, and other models are evicted for it.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BTreeSet},
-};
+use std::{cmp::Reverse, collections::BTreeMap};
 
 use crate::{
     engine::{Engine, state::LifecycleState},
@@ -35,14 +32,13 @@ impl PlanBuilder<'_> {
     /// Returns every engine that is wanted and not awake, in turn order.
     pub(in crate::fleet) fn ordered_wanted_engines(&self) -> Vec<EngineId> {
         let planner = &self.planner;
-        let kept_awake =
-            planner.models.iter().filter(|(_, model)| model.keeps_awake(0)).map(|(name, _)| name);
         let ordered = planner.operations.values().map(|op| &op.model);
         let needed = self.needed_models();
-        let models =
-            self.demand.keys().chain(kept_awake).chain(ordered).chain(planner.engines.multi_engine_models());
-        let models = models.chain(needed.keys().copied());
-        let models: BTreeSet<&ModelName> = models.collect();
+        let models = self.demand.keys().chain(planner.kept_awake.iter()).chain(ordered);
+        let models = models.chain(planner.used_models_with_several_engines()).chain(needed.keys().copied());
+        let mut models: Vec<&ModelName> = models.collect();
+        models.sort_unstable();
+        models.dedup();
         let keys = models.into_iter().flat_map(|name| planner.engines_of(name)).filter_map(|e| {
             let model = planner.models.get(&e.id.model)?;
             let spec = model.spec.as_deref().filter(|s| e.id.replica < s.replicas)?;
@@ -186,6 +182,13 @@ impl Planner {
             || e.yielded_at > e.turn_start
             || e.failures_since_serving > 0;
         may_start && e.spare_start_at() <= now && awake().any(|other| self.in_use_count(other) > 0)
+    }
+
+    /// The models in use that have several engines. A model that no request uses starts no spare.
+    fn used_models_with_several_engines(&self) -> impl Iterator<Item = &ModelName> {
+        let used_elsewhere =
+            self.remote_demand.models_in_flight().filter(|model| self.engines.has_several_engines(model));
+        self.engines.leased_replicas().map(|id| &id.model).chain(used_elsewhere)
     }
 
     fn replicas_of<'a>(&'a self, model: &ModelName) -> impl Iterator<Item = &'a Engine> {

@@ -14,28 +14,34 @@ use serde::{Deserialize, Serialize};
 use crate::{
     fleet::state::ledger::AcceleratorAccount,
     model::{AcceleratorId, EngineId},
-    units::Bytes,
+    shared_map::{SharedMap, SharedSet},
+    units::{Bytes, Tick},
 };
 
+/// The accounts as a journal stores them.
 type AccountMap = BTreeMap<AcceleratorId, Arc<AcceleratorAccount>>;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(from = "AccountMap", into = "AccountMap")]
 pub(in crate::fleet) struct AcceleratorAccounts {
-    all: Arc<AccountMap>,
+    all: SharedMap<AcceleratorId, Arc<AcceleratorAccount>>,
     /// The most free first, then by name.
-    by_free: Arc<BTreeSet<(Reverse<Bytes>, AcceleratorId)>>,
+    by_free: SharedSet<(Reverse<Bytes>, AcceleratorId)>,
     /// Accounts on which an engine has a reservation.
-    by_engine: Arc<BTreeMap<EngineId, BTreeSet<AcceleratorId>>>,
+    by_engine: SharedMap<EngineId, BTreeSet<AcceleratorId>>,
     /// Accounts with a reading in progress, or of a lost accelerator that is being checked.
-    awaiting_reading: Arc<BTreeSet<AcceleratorId>>,
+    awaiting_reading: SharedSet<AcceleratorId>,
     /// The largest capacity, except for pools.
     largest_capacity: Bytes,
-    /// Accounts changed since the last [`AcceleratorAccounts::take_dirty`].
+    /// Accounts since the last [`AcceleratorAccounts::take_dirty`] whose change may make any of their engines due.
     dirty: DirtyAccounts,
+    /// Engines whose own reservations changed since the last [`AcceleratorAccounts::take_rebooked`].
+    rebooked: Vec<EngineId>,
 }
 
-/// Accounts that have been changed.
+/// Accounts whose change may make any of their engines due.
+///
+/// A reservation of one engine does not: a pool of a thousand engines would be visited whole at each start.
 #[derive(Clone, Debug)]
 pub(in crate::fleet) enum DirtyAccounts {
     Listed(Vec<AcceleratorId>),
@@ -92,25 +98,23 @@ impl AcceleratorAccounts {
         id: &AcceleratorId,
         change: impl FnOnce(&mut AcceleratorAccount) -> R,
     ) -> Option<R> {
-        if !self.all.contains_key(id) {
-            return None;
-        }
-        let account = Arc::make_mut(Arc::make_mut(&mut self.all).get_mut(id)?);
-        let (free, awaited) = (account.free(), awaits_reading(account));
+        let account = Arc::make_mut(self.all.get_mut(id)?);
+        let (free, awaited, due_key) = (account.free(), awaits_reading(account), DueKey::of(account));
         let result = change(account);
-        if let DirtyAccounts::Listed(ids) = &mut self.dirty {
+        if let DirtyAccounts::Listed(ids) = &mut self.dirty
+            && due_key != DueKey::of(account)
+        {
             ids.push(id.clone());
         }
         let (now_free, now_awaited) = (account.free(), awaits_reading(account));
         if free != now_free {
-            let by_free = Arc::make_mut(&mut self.by_free);
-            by_free.remove(&(Reverse(free), id.clone()));
-            by_free.insert((Reverse(now_free), id.clone()));
+            self.by_free.remove(&(Reverse(free), id.clone()));
+            self.by_free.insert((Reverse(now_free), id.clone()));
         }
         if awaited && !now_awaited {
-            Arc::make_mut(&mut self.awaiting_reading).remove(id);
+            self.awaiting_reading.remove(id);
         } else if !awaited && now_awaited {
-            Arc::make_mut(&mut self.awaiting_reading).insert(id.clone());
+            self.awaiting_reading.insert(id.clone());
         }
         Some(result)
     }
@@ -127,35 +131,66 @@ impl AcceleratorAccounts {
         if booked.is_none() {
             return;
         }
-        let accounts_by_engine = Arc::make_mut(&mut self.by_engine);
-        if bytes.is_some() {
-            accounts_by_engine.entry(engine.clone()).or_default().insert(id.clone());
-        } else if let Some(account_ids) = accounts_by_engine.get_mut(engine) {
-            account_ids.remove(id);
-            if account_ids.is_empty() {
-                accounts_by_engine.remove(engine);
-            }
+        self.rebooked.push(engine.clone());
+        let mut account_ids = self.by_engine.get(engine).cloned().unwrap_or_default();
+        let changed = if bytes.is_some() { account_ids.insert(id.clone()) } else { account_ids.remove(id) };
+        if !changed {
+            return;
+        }
+        if account_ids.is_empty() {
+            self.by_engine.remove(engine);
+        } else {
+            self.by_engine.insert(engine.clone(), account_ids);
         }
     }
 
     /// Whether the indexes equal newly built ones.
     pub(in crate::fleet) fn has_consistent_indexes(&self) -> bool {
-        let anew = Self::from(AccountMap::clone(&self.all));
+        let anew = Self::from(AccountMap::from(self.clone()));
         self.by_free == anew.by_free
             && self.by_engine == anew.by_engine
             && self.awaiting_reading == anew.awaiting_reading
             && self.largest_capacity == anew.largest_capacity
     }
 
-    /// Returns the accounts changed since the last call.
+    /// Returns the accounts since the last call whose change may make any of their engines due.
     pub(in crate::fleet) fn take_dirty(&mut self) -> DirtyAccounts {
         std::mem::take(&mut self.dirty)
     }
 
+    /// Returns the engines whose own reservations changed since the last call.
+    pub(in crate::fleet) fn take_rebooked(&mut self) -> Vec<EngineId> {
+        std::mem::take(&mut self.rebooked)
+    }
+
     /// Changes all accounts at once, then rebuilds the indexes.
     pub(in crate::fleet) fn rebuild(&mut self, change: impl FnOnce(&mut AccountMap)) {
-        change(Arc::make_mut(&mut self.all));
-        *self = Self::from(std::mem::take(Arc::make_mut(&mut self.all)));
+        let mut all = AccountMap::from(std::mem::take(self));
+        change(&mut all);
+        *self = Self::from(all);
+    }
+}
+
+/// The values of an account that decide when its engines are due.
+#[derive(PartialEq, Eq)]
+struct DueKey {
+    healthy: bool,
+    has_capacity: bool,
+    metered: bool,
+    is_being_read: bool,
+    /// When the meter was read, and whether it named engines.
+    reading: Option<(Tick, bool)>,
+}
+
+impl DueKey {
+    fn of(account: &AcceleratorAccount) -> Self {
+        Self {
+            healthy: account.healthy,
+            has_capacity: account.capacity > Bytes::ZERO,
+            metered: account.metered,
+            is_being_read: account.reading_requested.is_some(),
+            reading: account.reading.as_ref().map(|reading| (reading.at, reading.by_engine.is_some())),
+        }
     }
 }
 
@@ -181,23 +216,24 @@ impl From<AccountMap> for AcceleratorAccounts {
         }
         let awaited = all.iter().filter(|(_, a)| awaits_reading(a)).map(|(id, _)| id.clone());
         Self {
-            by_free: Arc::new(all.iter().map(|(id, a)| (Reverse(a.free()), id.clone())).collect()),
-            awaiting_reading: Arc::new(awaited.collect()),
+            by_free: all.iter().map(|(id, a)| (Reverse(a.free()), id.clone())).collect(),
+            awaiting_reading: awaited.collect(),
             largest_capacity: all
                 .values()
                 .filter(|a| a.units.is_none())
                 .map(|a| a.capacity)
                 .max()
                 .unwrap_or_default(),
-            by_engine: Arc::new(accounts_by_engine),
-            all: Arc::new(all),
+            by_engine: accounts_by_engine.into(),
+            all: all.into(),
             dirty: DirtyAccounts::All,
+            rebooked: Vec::new(),
         }
     }
 }
 
 impl From<AcceleratorAccounts> for AccountMap {
     fn from(accounts: AcceleratorAccounts) -> Self {
-        Self::clone(&accounts.all)
+        accounts.all.iter().map(|(id, account)| (id.clone(), Arc::clone(account))).collect()
     }
 }

@@ -1,10 +1,10 @@
 //! Reservations by engine, with their sum, which is read far more often than it changes.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{model::EngineId, units::Bytes};
+use crate::{model::EngineId, shared_map::SharedMap, units::Bytes};
 
 type BookingMap = BTreeMap<EngineId, Bytes>;
 
@@ -12,7 +12,7 @@ type BookingMap = BTreeMap<EngineId, Bytes>;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "BookingMap", into = "BookingMap")]
 pub(in crate::fleet) struct Bookings {
-    by_engine: Arc<BookingMap>,
+    by_engine: SharedMap<EngineId, Bytes>,
     /// Wider than [`Bytes`], so the sum stays exact even if the declared amounts exceed a `u64`.
     sum: u128,
 }
@@ -36,13 +36,12 @@ impl Bookings {
 
     /// Sets the engine's reservation, in place of what it had.
     pub(in crate::fleet) fn book(&mut self, engine: &EngineId, bytes: Bytes) {
-        let before = Arc::make_mut(&mut self.by_engine).insert(engine.clone(), bytes).unwrap_or_default();
+        let before = self.by_engine.insert(engine.clone(), bytes).unwrap_or_default();
         self.sum = self.sum - u128::from(before.0) + u128::from(bytes.0);
     }
 
     pub(in crate::fleet) fn remove(&mut self, engine: &EngineId) {
-        if self.by_engine.contains_key(engine) {
-            let before = Arc::make_mut(&mut self.by_engine).remove(engine).unwrap_or_default();
+        if let Some(before) = self.by_engine.remove(engine) {
             self.sum -= u128::from(before.0);
         }
     }
@@ -59,7 +58,7 @@ impl Bookings {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "UnitMap", into = "UnitMap")]
 pub(in crate::fleet) struct UnitBookings {
-    by_engine: Arc<UnitMap>,
+    by_engine: SharedMap<EngineId, u32>,
     sum: u64,
 }
 
@@ -85,14 +84,13 @@ impl UnitBookings {
     /// Takes units for the engine; an engine that has units keeps those.
     pub(in crate::fleet) fn take(&mut self, engine: &EngineId, units: u32) {
         if !self.by_engine.contains_key(engine) {
-            Arc::make_mut(&mut self.by_engine).insert(engine.clone(), units);
+            self.by_engine.insert(engine.clone(), units);
             self.sum += u64::from(units);
         }
     }
 
     pub(in crate::fleet) fn remove(&mut self, engine: &EngineId) {
-        if self.by_engine.contains_key(engine) {
-            let before = Arc::make_mut(&mut self.by_engine).remove(engine).unwrap_or_default();
+        if let Some(before) = self.by_engine.remove(engine) {
             self.sum -= u64::from(before);
         }
     }
@@ -100,13 +98,13 @@ impl UnitBookings {
 
 impl From<UnitMap> for UnitBookings {
     fn from(by: UnitMap) -> Self {
-        Self { sum: by.values().map(|units| u64::from(*units)).sum(), by_engine: Arc::new(by) }
+        Self { sum: by.values().map(|units| u64::from(*units)).sum(), by_engine: by.into() }
     }
 }
 
 impl From<UnitBookings> for UnitMap {
     fn from(bookings: UnitBookings) -> Self {
-        Self::clone(&bookings.by_engine)
+        bookings.by_engine.iter().map(|(engine, booked)| (engine.clone(), *booked)).collect()
     }
 }
 
@@ -116,12 +114,12 @@ fn saturating_bytes(sum: u128) -> Bytes {
 
 impl From<BookingMap> for Bookings {
     fn from(booked: BookingMap) -> Self {
-        Self { sum: booked.values().map(|bytes| u128::from(bytes.0)).sum(), by_engine: Arc::new(booked) }
+        Self { sum: booked.values().map(|bytes| u128::from(bytes.0)).sum(), by_engine: booked.into() }
     }
 }
 
 impl From<Bookings> for BookingMap {
     fn from(bookings: Bookings) -> Self {
-        Self::clone(&bookings.by_engine)
+        bookings.by_engine.iter().map(|(engine, booked)| (engine.clone(), *booked)).collect()
     }
 }

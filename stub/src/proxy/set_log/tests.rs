@@ -184,6 +184,7 @@ async fn a_caller_who_leaves_while_the_output_is_stuck_lets_nobody_in_between() 
             Ok(())
         }
     }
+    #[expect(clippy::disallowed_methods, reason = "a test's channel")]
     let (go, wait) = channel();
     let out = CapturedOutput::default();
     let log = ContainerLog::new(BlockingOutput(wait, out.clone()));

@@ -114,6 +114,7 @@ impl ProbedHttpServer {
         let status = Arc::new(AtomicU16::new(status));
         let given = Arc::<Mutex<ProbeAnswers>>::default();
         let (answers, probes) = (Arc::clone(&status), Arc::clone(&given));
+        #[expect(clippy::disallowed_methods, reason = "a test's channel")]
         let (thread_tx, thread_rx) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             thread_tx.send(ProcThread::current()).unwrap();

@@ -100,13 +100,14 @@ fn a_configurations_pod_is_kept_but_for_what_makes_it_a_launcher_of_its_place() 
         env(launcher),
         [
             ("MINE", "1"),
+            ("PYTHONPATH", "/app"),
             ("NVIDIA_VISIBLE_DEVICES", "all"),
             ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
             ("VLLM_SERVER_DEV_MODE", "1"),
             ("ROUSE_TOKEN_SHA256", token.as_str()),
         ]
     );
-    assert_eq!(launcher["env"].as_array().unwrap().len(), 5);
+    assert_eq!(launcher["env"].as_array().unwrap().len(), 6);
     assert_eq!(launcher["livenessProbe"]["httpGet"], json!({"path": "/health", "port": 8001}));
     assert_eq!(launcher["livenessProbe"].get("exec"), None, "two ways of probing are one too many");
     assert_eq!(
@@ -116,17 +117,22 @@ fn a_configurations_pod_is_kept_but_for_what_makes_it_a_launcher_of_its_place() 
     );
 }
 
+/// The launcher's part of a patched Pod with this image.
+fn patched(image: &str) -> PodTemplateJson {
+    let container =
+        json!({"name": "inference-server", "image": image, "command": ["/rouse-stub", "launcher"]});
+    let tolerations = json!([{"key": "nvidia.com/gpu", "operator": "Exists"}]);
+    let template = json!({"metadata": {}, "spec": {"containers": [container], "tolerations": tolerations}});
+    serde_json::from_value(template).unwrap()
+}
+
 #[test]
-fn an_image_alone_makes_a_launcher() {
-    let pod = made(LauncherSource::Image("vllm-with-rouse:1")).unwrap();
+fn a_server_patch_makes_a_launcher_without_a_launcher_config() {
+    let pod = made(LauncherSource::Patch(&patched("vllm-with-rouse:1"))).unwrap();
     let launcher = &pod["spec"]["containers"][0];
     assert_eq!(
         (&launcher["name"], &launcher["image"], &launcher["command"]),
-        (
-            &json!("inference-server"),
-            &json!("vllm-with-rouse:1"),
-            &json!(["/rouse-stub", "launcher", "--port=8001"])
-        )
+        (&json!("inference-server"), &json!("vllm-with-rouse:1"), &json!(["/rouse-stub", "launcher"]))
     );
     assert_eq!((env(launcher).len(), &launcher["resources"]["limits"]), (4, &json!({"nvidia.com/gpu": "0"})));
     assert_eq!(pod["spec"]["tolerations"], json!([{"key": "nvidia.com/gpu", "operator": "Exists"}]));
@@ -136,6 +142,14 @@ fn an_image_alone_makes_a_launcher() {
     // The API server's own types have fields for all of it.
     let typed: k8s_openapi::api::core::v1::Pod = serde_json::from_value(pod.clone()).unwrap();
     assert_eq!(serde_json::to_value(typed).unwrap(), pod);
+}
+
+#[test]
+fn the_public_launchers_modules_are_where_its_template_says() {
+    let own = json!([{"name": "PYTHONPATH", "value": "/own"}]);
+    let pod = of_config(json!({"spec": {"containers": [{"name": "inference-server", "env": own}]}}));
+    let all = env(&pod["spec"]["containers"][0]);
+    assert!(all.contains(&("PYTHONPATH", "/own")) && !all.contains(&("PYTHONPATH", "/app")), "{all:?}");
 }
 
 #[test]
@@ -211,7 +225,7 @@ fn long_names_of_objects_are_labels_all_the_same() {
         hostname: "n",
         accelerator: &"GPU-7".into(),
     };
-    let pod = place.pod(LauncherSource::Image("i"), &StubKey::example()).unwrap();
+    let pod = place.pod(LauncherSource::Patch(&patched("i")), &StubKey::example()).unwrap();
     assert_eq!(pod["metadata"]["labels"][NODE_NAME], label::value(&"n".repeat(64)));
 }
 
@@ -230,8 +244,11 @@ fn a_launchers_pod_says_what_it_was_made_from() {
     assert_eq!(LauncherRevision::of(&other), made_from, "that is no part of the Pod");
     other.metadata.namespace = Some("other".to_owned());
     assert_ne!(LauncherRevision::of(&other).build(), made_from.build());
-    let by_image: Pod = serde_json::from_value(made(LauncherSource::Image("a")).unwrap()).unwrap();
-    assert_eq!(LauncherRevision::read(&by_image), None);
+    let by_patch: Pod = serde_json::from_value(made(LauncherSource::Patch(&patched("a"))).unwrap()).unwrap();
+    let of_patch = LauncherRevision::read(&by_patch).unwrap();
+    assert_eq!(of_patch, LauncherRevision::of_patch("chat", &patched("a")));
+    assert!(of_patch.is_of_patch() && !made_from.is_of_patch());
+    assert_ne!(of_patch.build(), LauncherRevision::of_patch("chat", &patched("b")).build());
 }
 
 #[test]
@@ -241,7 +258,8 @@ fn a_template_has_one_hash_on_all_nodes_and_in_any_order_of_its_keys() {
     assert_eq!(of(r#"{"spec":{"containers":[],"x":1},"metadata":{"labels":{"b":"2","a":"1"}}}"#), hash);
     assert_ne!(of(r#"{"metadata":{"labels":{"a":"1","b":"2"}},"spec":{"x":2,"containers":[]}}"#), hash);
     assert_ne!(of(r#"{"metadata":{"labels":{"a":"1"}},"spec":{"x":1,"containers":[]}}"#), hash);
-    assert_ne!(LauncherSource::Image("a").hash(), LauncherSource::Image("b").hash());
-    let pod = made(LauncherSource::Image("a")).unwrap();
-    assert_eq!(pod["metadata"]["annotations"][TEMPLATE_HASH], LauncherSource::Image("a").hash());
+    let (a, b) = (patched("a"), patched("b"));
+    assert_ne!(LauncherSource::Patch(&a).hash(), LauncherSource::Patch(&b).hash());
+    let pod = made(LauncherSource::Patch(&a)).unwrap();
+    assert_eq!(pod["metadata"]["annotations"][TEMPLATE_HASH], LauncherSource::Patch(&a).hash());
 }

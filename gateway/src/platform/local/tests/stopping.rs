@@ -50,6 +50,20 @@ async fn a_second_order_to_stop_may_be_less_patient() {
 }
 
 #[tokio::test]
+async fn commands_beyond_the_room_of_an_engine_s_task_wait_and_are_executed() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut harness =
+        LocalPlatformHarness::new(vec![with_worker(folder.path(), "while :; do sleep 5; done")]);
+    harness.launch("m");
+    // The task takes none before the process is launched.
+    for _ in 0..10 * supervisor::MAX_PENDING_ENGINE_COMMANDS {
+        harness.local.submit(Command::AwaitStub { engine: engine("m"), generation: FIRST });
+    }
+    harness.stop("m", Millis::ZERO);
+    assert_eq!(harness.gone("m").await, FailureCause::Stopped);
+}
+
+#[tokio::test]
 async fn workers_that_outlive_their_engine_are_killed_before_it_is_said_to_be_gone() {
     let folder = tempfile::tempdir().unwrap();
     let rest = "while [ ! -e $0 ]; do sleep 0.01; done; exit 3";

@@ -1,0 +1,106 @@
+//! Confirms engines that a new leader has adopted without an answer of theirs.
+//!
+//! The leader adopts an engine at once if all records show that it serves (`takeover`). Then the engine's task announces
+//! the leader to the stub, which refuses the orders of former leaders from then on. The health watch begins with a
+//! check, and the fleet gets its outcome like that of any other check: a closed gate is opened before the engine gets
+//! requests again, and an engine that does not answer counts as unhealthy.
+//!
+//! Until then, no step rests on the records alone. The ledger keeps the engine's whole reservation: only an outcome
+//! shrinks it. An order goes to the stub with this leader's epoch, and has an outcome only once the stub has answered.
+
+use std::{sync::Arc, time::Duration};
+
+use rouse_net::http_client::HttpClientError;
+use tokio::time;
+
+use super::{
+    engine_steps::{self, StepOutcome},
+    engine_task::{EngineContext, PodReceiver},
+};
+use crate::stub_client::StubClientError;
+
+/// Maximum number of engines that are confirmed at once. Decisions share the thread with them and go on meanwhile.
+pub(super) const MAX_CONCURRENT_CONFIRMATIONS: usize = 16;
+/// Timeout of the announcement to one stub.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(1500);
+/// Delay before the next announcement to a stub that did not answer.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// Announces this leader to the engine's stub.
+///
+/// Outcome: `Confirmed`, `Unauthorized`, or `Unanswered` if the stub must be asked again.
+pub(super) async fn confirm(context: Arc<EngineContext>, pod: PodReceiver) -> StepOutcome {
+    // Nothing closes the semaphore.
+    let permit = context.shared.confirmations.acquire().await;
+    let answer = time::timeout(ANSWER_TIMEOUT, announce(&context, &pod)).await;
+    drop(permit);
+    let answer = answer.unwrap_or_else(|_| Err(HttpClientError::Timeout.into()));
+    let Some(outcome) = classify(&answer, context.placement.dual_pods) else {
+        engine_steps::superseded(&context).await;
+        return StepOutcome::Failed;
+    };
+    if let (StepOutcome::Unanswered, Err(error)) = (outcome, &answer) {
+        tracing::debug!(engine = %context.id, %error, "the stub did not accept the new leader yet, retrying");
+    }
+    outcome
+}
+
+/// Does the same after a delay.
+pub(super) async fn confirm_later(context: Arc<EngineContext>, pod: PodReceiver) -> StepOutcome {
+    time::sleep(RETRY_DELAY).await;
+    confirm(context, pod).await
+}
+
+async fn announce(context: &EngineContext, pod: &PodReceiver) -> Result<(), StubClientError> {
+    // Without a fresh claim to lead, nothing is announced.
+    let Some(stub) = context.proxy(pod).and_then(|proxy| context.stub(proxy)) else {
+        return Err(HttpClientError::Unreachable.into());
+    };
+    if context.placement.dual_pods {
+        // The pairing controller announces this leader to a requester's stub. This call shows whether the stub accepts
+        // the token.
+        return stub.accelerators().await.map(drop);
+    }
+    stub.announce_leader().await.map(drop)
+}
+
+/// Returns what the stub's answer means; `None`: the stub obeys a newer leader.
+const fn classify(answer: &Result<(), StubClientError>, dual_pods: bool) -> Option<StepOutcome> {
+    match answer {
+        Ok(()) => Some(StepOutcome::Confirmed),
+        Err(StubClientError::Unauthorized(_)) => Some(StepOutcome::Unauthorized),
+        Err(_) if dual_pods => Some(StepOutcome::Confirmed),
+        Err(StubClientError::Conflict { newer_epoch: true, .. }) => None,
+        Err(_) => Some(StepOutcome::Unanswered),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn conflict(newer_epoch: bool) -> StubClientError {
+        StubClientError::Conflict { newer_epoch, text: String::new() }
+    }
+
+    fn outcomes(error: StubClientError) -> [Option<StepOutcome>; 2] {
+        let answer = Err(error);
+        [classify(&answer, false), classify(&answer, true)]
+    }
+
+    #[test]
+    fn a_stub_is_confirmed_by_its_answer_alone() {
+        const UNANSWERED: Option<StepOutcome> = Some(StepOutcome::Unanswered);
+        const CONFIRMED: Option<StepOutcome> = Some(StepOutcome::Confirmed);
+        const UNAUTHORIZED: Option<StepOutcome> = Some(StepOutcome::Unauthorized);
+        assert_eq!([classify(&Ok(()), false), classify(&Ok(()), true)], [CONFIRMED; 2]);
+        let unavailable = StubClientError::Refused { status: 503, text: String::new() };
+        let silent = StubClientError::from(HttpClientError::Timeout);
+        // Of a requester's stub, only the token is in question.
+        for error in [unavailable, silent, conflict(false)] {
+            assert_eq!(outcomes(error), [UNANSWERED, CONFIRMED]);
+        }
+        assert_eq!(outcomes(StubClientError::Unauthorized(String::new())), [UNAUTHORIZED; 2]);
+        assert_eq!(outcomes(conflict(true)), [None, CONFIRMED]);
+    }
+}

@@ -1,0 +1,78 @@
+//! Starts and ends leading.
+
+use rouse::{
+    fleet::{command::Command, event::Event},
+    model::EngineId,
+    units::Generation,
+};
+use tokio::sync::mpsc;
+
+use super::{EngineManager, pod_index::PodIndex};
+use crate::{generation_floor, platform::takeover, published::PublishedMailbox};
+
+impl EngineManager {
+    pub(super) fn has_synced(&self) -> bool {
+        self.shared.has_placements()
+            && self.shared.namespaces.iter().all(|namespace| self.listed_namespaces.contains(namespace))
+    }
+
+    /// Drops everything of a term, and reports what other gateways publish instead.
+    pub(super) async fn end_term(&mut self) {
+        self.leading = false;
+        self.tasks.shutdown().await;
+        let own_engines: Vec<(EngineId, Generation)> =
+            self.engines.iter().map(|(id, task)| (id.clone(), task.generation)).collect();
+        self.engines.clear();
+        self.scalers.clear();
+        self.ledger_writers.clear();
+        self.reserved.clear();
+        self.pending.clear();
+        self.pods = PodIndex::default();
+        self.listed_namespaces.clear();
+        self.orphans.clear();
+        if !std::mem::take(&mut self.term_begun) {
+            return;
+        }
+        // Sent even between two successive terms of this gateway: work of the first term has ended.
+        self.shared.common.send_event(Event::LeadershipChanged { leads: false }).await;
+        self.forward_all().await;
+        // Engines that this gateway had begun and no status mentions do not run.
+        for (engine, generation) in own_engines.into_iter().filter(|(engine, _)| !self.is_published(engine)) {
+            self.shared.common.send_event(Event::Published { engine, generation, published: None }).await;
+        }
+    }
+
+    /// Takes over what runs, and executes commands from then on.
+    pub(super) async fn begin_term(
+        &mut self,
+        epoch: u64,
+        commands: &mut mpsc::Receiver<Command>,
+        published: &PublishedMailbox,
+    ) {
+        // A gateway that leads right after its start may not have processed the former leader's statuses yet. They show
+        // which engines serve.
+        while let Some(status) = published.try_take() {
+            self.apply_status(status).await;
+        }
+        self.forward_all().await;
+        self.shared.common.send_event(Event::LeadershipChanged { leads: true }).await;
+        // Generations from before this epoch, unknown to any current gateway, are older.
+        let generation = generation_floor::of_epoch(epoch);
+        self.shared.common.send_event(Event::GenerationFloor { generation }).await;
+        takeover::take_over(self).await;
+        // Commands from before the takeover did not know what runs. Only `AwaitStub` still applies.
+        let mut holds = Vec::new();
+        while let Ok(command) = commands.try_recv() {
+            holds.extend(Some(command).filter(|command| matches!(command, Command::AwaitStub { .. })));
+        }
+        self.shared.common.send_event(Event::AdoptionDone).await;
+        self.leading = true;
+        for done in holds {
+            self.execute(done).await;
+        }
+        for (deployment, placement) in std::mem::take(&mut self.pending) {
+            self.reassert_replicas(&deployment, placement);
+            self.assign(&deployment);
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Finds the engines that run, and queries the stubs of those that may not serve.
+
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+
+use futures_util::{StreamExt as _, stream};
+use rouse::{model::EngineId, units::Generation};
+use rouse_net::adapter::EngineHealth;
+use rouse_platform::engine_client::EngineClient;
+use tokio::time;
+
+use super::{EngineReservations, MAX_CONCURRENT_CHECKS, evidence};
+use crate::{
+    crd::inference_model::EngineState,
+    engine_pod::EnginePod,
+    ledger::ReservationLocation,
+    platform::{KubernetesContext, ModelPlacement, engine_manager::PublishedIndex, engine_steps},
+    stub_client::StubClient,
+    workload::{PROXY_PORT, SPI_PORT},
+};
+
+/// Timeout of all queries to one engine. Engines are queried concurrently.
+const CHECK_TIMEOUT: Duration = Duration::from_millis(1500);
+
+/// A running engine, and how the takeover found it.
+pub(super) struct RunningEngine {
+    pub(super) engine: EngineId,
+    pub(super) generation: Generation,
+    pub(super) placement: Arc<ModelPlacement>,
+    pub(super) pod: Arc<EnginePod>,
+    pub(super) address: SocketAddr,
+    /// The takeover asked the engine. If not, all records show that the engine serves.
+    pub(super) asked: bool,
+    /// The engine serves, by its answer or by the records.
+    pub(super) ready: bool,
+    /// The former leader's status shows the engine as serving: the engine has proved itself.
+    pub(super) served: bool,
+    /// The stub has another key and obeys no orders.
+    pub(super) unauthorized: bool,
+    pub(super) location: Option<ReservationLocation>,
+}
+
+pub(super) async fn find(
+    shared: &Arc<KubernetesContext>,
+    reservations: &EngineReservations,
+    pods: impl Iterator<Item = &Arc<EnginePod>>,
+    published: &PublishedIndex,
+) -> Vec<RunningEngine> {
+    let placements = shared.placements();
+    let mut by_pod = Vec::new();
+    for pod in pods.filter(|pod| !pod.terminating && !pod.finished) {
+        let placement = placements.of_pod(pod);
+        if let (Some(placement), Some((replica, generation)), Some(ip)) = (placement, pod.engine, pod.address)
+        {
+            let object = &placement.owner.object;
+            let state = published.state(object, replica, generation);
+            let asked = !evidence::shows_serving(pod, state, reservations.of(object, replica));
+            let runs = RunningEngine {
+                engine: EngineId::new(placement.engine.name.clone(), replica),
+                generation,
+                placement: reservations.with_reserved_pool(placement, replica),
+                pod: Arc::clone(pod),
+                address: SocketAddr::new(ip, PROXY_PORT),
+                asked,
+                ready: !asked,
+                served: matches!(state, Some(EngineState::Awake | EngineState::Draining)),
+                unauthorized: false,
+                location: None,
+            };
+            by_pod.push(check_if_asked(shared, runs));
+        }
+    }
+    let mut all: BTreeMap<EngineId, RunningEngine> = BTreeMap::new();
+    let mut by_pod = stream::iter(by_pod).buffer_unordered(MAX_CONCURRENT_CHECKS);
+    while let Some(running) = by_pod.next().await {
+        // One engine cannot have two Pods. If it does, the newer generation counts.
+        let older = all.get(&running.engine).is_some_and(|known| known.generation > running.generation);
+        if !older {
+            all.insert(running.engine.clone(), running);
+        }
+    }
+    all.into_values().collect()
+}
+
+/// Result of the queries; absent if there was no good answer in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StubCheck {
+    Healthy,
+    Unauthorized,
+}
+
+async fn check_if_asked(shared: &Arc<KubernetesContext>, running: RunningEngine) -> RunningEngine {
+    if running.asked { check_engine(shared, running).await } else { running }
+}
+
+/// Announces the new leader to the stub, and checks whether the engine serves.
+async fn check_engine(shared: &Arc<KubernetesContext>, mut running: RunningEngine) -> RunningEngine {
+    let check = async {
+        let epoch = shared.writer.leadership().ok()?.epoch;
+        let token = shared.sidecar.key.token(&running.placement.owner);
+        let spi = SocketAddr::new(running.address.ip(), SPI_PORT);
+        let stub = StubClient::new(spi, Some(token), epoch, running.generation);
+        let target = SocketAddr::new(running.address.ip(), running.placement.pod_template.port);
+        // The pairing controller sets up a requester's stub.
+        if running.placement.dual_pods {
+            if stub.accelerators().await.is_err_and(|error| error.is_unauthorized()) {
+                return Some(StubCheck::Unauthorized);
+            }
+        } else if running.pod.asleep.is_some() {
+            // The gate stays closed. The Pod records that the engine sleeps; the engine cannot report how deep.
+            let unauthorized = stub.close().await.is_err_and(|error| error.is_unauthorized());
+            return unauthorized.then_some(StubCheck::Unauthorized);
+        } else {
+            if let Err(error) = stub.set_target(target).await {
+                return error.is_unauthorized().then_some(StubCheck::Unauthorized);
+            }
+            stub.open().await.ok()?;
+        }
+        let (id, model) = (running.engine.clone(), Arc::clone(&running.placement.engine));
+        let client = EngineClient::new(&shared.common, id, running.generation, running.address, model);
+        (client.adapter.health(CHECK_TIMEOUT).await == EngineHealth::Healthy).then_some(StubCheck::Healthy)
+    };
+    let (ready, location) = tokio::join!(
+        time::timeout(CHECK_TIMEOUT, check),
+        time::timeout(CHECK_TIMEOUT, locate(shared, &running))
+    );
+    let check = ready.ok().flatten();
+    (running.ready, running.unauthorized) =
+        (running.served && check == Some(StubCheck::Healthy), check == Some(StubCheck::Unauthorized));
+    running.location = location.ok().flatten();
+    running
+}
+
+async fn locate(shared: &Arc<KubernetesContext>, running: &RunningEngine) -> Option<ReservationLocation> {
+    let epoch = shared.writer.leadership().ok()?.epoch;
+    let token = shared.sidecar.key.token(&running.placement.owner);
+    let stub = StubClient::new(
+        SocketAddr::new(running.address.ip(), SPI_PORT),
+        Some(token),
+        epoch,
+        running.generation,
+    );
+    Some(engine_steps::location(&stub, running.pod.node.clone()?).await)
+}

@@ -1,0 +1,242 @@
+//! All watches of a gateway in a cluster: one for each kind and namespace.
+//!
+//! | watched | by | while |
+//! |---|---|---|
+//! | InferenceModels, pools, AcceleratorNodes, Nodes | the model controller; Nodes also by dual pods | always: a follower serves what follows from them |
+//! | GatewayReplicas | the driver | always: a follower knows the other gateways |
+//! | Pods | the engine manager, dual pods | leading: only the leader places engines |
+//! | the public project's kinds, `gpu-map` | dual pods | always: they change rarely, and a new leader needs all of them |
+//!
+//! The only Secret is read once, at the start (`stub_key`).
+
+use std::{collections::BTreeSet, fmt::Debug, sync::Arc, time::Duration};
+
+use k8s_openapi::{
+    NamespaceResourceScope,
+    api::core::v1::{ConfigMap, Node, NodeSpec, NodeStatus, Pod},
+};
+use kube::{Client, Resource};
+use serde::de::DeserializeOwned;
+use tokio::{runtime::Handle, sync::watch, task::JoinSet, time};
+
+use crate::{
+    cache::{Cache, Subscription},
+    crd::{
+        AcceleratorNode, AcceleratorPool, GatewayReplica, InferenceModel,
+        fma::{GROUP, InferenceServerConfig, LauncherConfig, LauncherPopulationPolicy},
+    },
+    dual_pods::{GPU_MAP, NODE_READY_CONDITION, PairingWatches},
+    engine_pod,
+    index::Resolved,
+    kit::Terms,
+    model_controller::ModelWatches,
+    watch::{InitialLists, WatchTarget, drop_managed_fields, wait_until_listable},
+    workload,
+};
+
+/// How often to check for launcher kinds that the API server lacks: an operator may install them at any time.
+const KIND_RETRY_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The watches of one gateway, with their readers.
+pub(super) struct ClusterWatches {
+    client: Client,
+    /// The namespaces of models and Pods; `None` is the whole cluster.
+    namespaces: BTreeSet<Option<String>>,
+    own_namespace: String,
+    models: Cache<InferenceModel>,
+    pools: Cache<AcceleratorPool>,
+    accelerator_nodes: Cache<AcceleratorNode>,
+    nodes: Cache<Node>,
+    pods: Cache<Pod>,
+    dual_pods: Option<DualPodsCaches>,
+}
+
+/// What only dual pods read.
+#[derive(Default)]
+struct DualPodsCaches {
+    gpu_map: Cache<ConfigMap>,
+    server_configs: Cache<InferenceServerConfig>,
+    launcher_configs: Cache<LauncherConfig>,
+    policies: Cache<LauncherPopulationPolicy>,
+}
+
+impl ClusterWatches {
+    pub(super) fn new(client: Client, namespaces: BTreeSet<Option<String>>, own_namespace: String) -> Self {
+        Self {
+            client,
+            namespaces,
+            own_namespace,
+            models: Cache::default(),
+            pools: Cache::default(),
+            accelerator_nodes: Cache::default(),
+            nodes: Cache::default(),
+            pods: Cache::default(),
+            dual_pods: None,
+        }
+    }
+
+    /// Adds the model controller.
+    pub(super) fn models(&mut self) -> ModelWatches {
+        ModelWatches {
+            models: self.models.subscribe(),
+            pools: self.pools.subscribe(),
+            accelerator_nodes: self.accelerator_nodes.subscribe(),
+            nodes: self.nodes.subscribe(),
+        }
+    }
+
+    /// Adds the engine manager.
+    pub(super) fn engine_pods(&mut self) -> Subscription<Pod> {
+        self.pods.subscribe_to(engine_pod::is_engine_pod)
+    }
+
+    /// Adds the controller of dual pods.
+    pub(super) fn pairing(&mut self, resolved: watch::Receiver<Option<Arc<Resolved>>>) -> PairingWatches {
+        let caches = self.dual_pods.get_or_insert_default();
+        PairingWatches {
+            pods: self.pods.subscribe(),
+            nodes: self.nodes.subscribe(),
+            gpu_map: caches.gpu_map.subscribe(),
+            server_configs: caches.server_configs.subscribe(),
+            launcher_configs: caches.launcher_configs.subscribe(),
+            policies: caches.policies.subscribe(),
+            resolved,
+        }
+    }
+
+    /// Starts all watches on this runtime. `awaited` records which first lists are missing or skipped.
+    ///
+    /// Returns whether the Pods of any namespace may be listed. Once they may, the value stays true.
+    pub(super) fn start(
+        self,
+        awaited: &InitialLists,
+        terms: &Terms,
+        tasks: &mut JoinSet<()>,
+        on: &Handle,
+    ) -> watch::Receiver<bool> {
+        let Self {
+            client,
+            namespaces,
+            own_namespace,
+            models,
+            pools,
+            accelerator_nodes,
+            nodes,
+            pods,
+            dual_pods,
+        } = self;
+        let in_namespaces = |slim| targets::<InferenceModel>(&client, &namespaces, slim);
+        tasks.spawn_on(models.run(in_namespaces(slim), awaited.clone()), on);
+        tasks.spawn_on(pools.run(vec![WatchTarget::cluster_wide(&client, slim)], awaited.clone()), on);
+        let all = vec![WatchTarget::cluster_wide(&client, slim)];
+        tasks.spawn_on(accelerator_nodes.run(all, awaited.clone()), on);
+        tasks.spawn_on(nodes.run(vec![WatchTarget::cluster_wide(&client, slim_node)], awaited.clone()), on);
+
+        // A requester is recognised by its annotations, which no selector can match.
+        let selector = dual_pods.is_none().then(workload::selector);
+        let pod_targets: Vec<WatchTarget<Pod>> = targets(&client, &namespaces, drop_managed_fields)
+            .into_iter()
+            .map(|target| target.labels(selector.clone()))
+            .collect();
+        // A gateway that may not list Pods learns that now, rather than when it leads.
+        let (listable_tx, pods_listable) = watch::channel(false);
+        for target in pod_targets.clone() {
+            let (awaited, listable_tx) = (awaited.clone(), listable_tx.clone());
+            let check = async move {
+                wait_until_listable(target, awaited).await;
+                listable_tx.send_replace(true);
+            };
+            tasks.spawn_on(check, on);
+        }
+        tasks.spawn_on(pods.run_while_leading(pod_targets, awaited.clone(), terms.clone()), on);
+
+        if let Some(DualPodsCaches { gpu_map, server_configs, launcher_configs, policies }) = dual_pods {
+            let map = WatchTarget::namespaced(&client, Some(&own_namespace), drop_managed_fields)
+                .fields(format!("metadata.name={GPU_MAP}"));
+            tasks.spawn_on(gpu_map.run(vec![map], InitialLists::default()), on);
+            tasks.spawn_on(
+                watch_fma_objects(client.clone(), server_configs, namespaces.clone(), awaited.clone()),
+                on,
+            );
+            tasks.spawn_on(
+                watch_fma_objects(client.clone(), launcher_configs, namespaces.clone(), awaited.clone()),
+                on,
+            );
+            tasks.spawn_on(watch_fma_objects(client, policies, namespaces, awaited.clone()), on);
+        }
+        pods_listable
+    }
+}
+
+/// Returns the watch of the gateways' own objects, and its task.
+pub(super) fn gateway_replicas(
+    client: &Client,
+    namespace: &str,
+) -> (Subscription<GatewayReplica>, impl Future<Output = ()> + Send + use<>) {
+    let mut cache = Cache::default();
+    let replicas = cache.subscribe();
+    // The write times are in the managed fields.
+    let target = WatchTarget::namespaced(client, Some(namespace), |_| {});
+    (replicas, cache.run(vec![target], InitialLists::default()))
+}
+
+/// Returns a target for each namespace.
+fn targets<K>(client: &Client, namespaces: &BTreeSet<Option<String>>, slim: fn(&mut K)) -> Vec<WatchTarget<K>>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned,
+{
+    namespaces.iter().map(|namespace| WatchTarget::namespaced(client, namespace.as_deref(), slim)).collect()
+}
+
+/// Watches objects of one of the public project's kinds, once the API server has that kind.
+async fn watch_fma_objects<K>(
+    client: Client,
+    cache: Cache<K>,
+    namespaces: BTreeSet<Option<String>>,
+    awaited: InitialLists,
+) where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + Debug
+        + Send
+        + Sync
+        + 'static,
+{
+    wait_for_kind(&client, &K::plural(&())).await;
+    cache.run(targets(&client, &namespaces, drop_managed_fields), awaited).await;
+}
+
+/// Waits until the API server has the kind.
+async fn wait_for_kind(client: &Client, plural: &str) {
+    loop {
+        match client.list_api_group_resources(&format!("{GROUP}/v1alpha1")).await {
+            Ok(kinds) if kinds.resources.iter().any(|kind| kind.name == plural) => return,
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => {
+                tracing::debug!(%error, "cannot check whether the API server has {plural}, retrying")
+            }
+        }
+        time::sleep(KIND_RETRY_INTERVAL).await;
+    }
+}
+
+/// Drops managed fields and annotations.
+fn slim<K: Resource>(object: &mut K) {
+    drop_managed_fields(object);
+    object.meta_mut().annotations = None;
+}
+
+/// Drops everything of a Node that no controller reads, which is most of it.
+///
+/// Kept are metadata without annotations and managed fields, schedulability, taints, the readiness condition, and
+/// allocatable resources.
+fn slim_node(node: &mut Node) {
+    slim(node);
+    let NodeSpec { unschedulable, taints, .. } = node.spec.take().unwrap_or_default();
+    node.spec = Some(NodeSpec { unschedulable, taints, ..NodeSpec::default() });
+    let NodeStatus { mut conditions, allocatable, .. } = node.status.take().unwrap_or_default();
+    conditions.iter_mut().for_each(|all| all.retain(|condition| condition.type_ == NODE_READY_CONDITION));
+    node.status = Some(NodeStatus { conditions, allocatable, ..NodeStatus::default() });
+}

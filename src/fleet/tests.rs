@@ -1,0 +1,189 @@
+//! A turn visits the engines that its events concern, however many others there are.
+//!
+//! The engines that a turn visits are counted, not timed: a count is the same on every machine. The checks that only
+//! debug builds make are not counted.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Fleet,
+    command::Command,
+    event::{AdoptedEngine, CanaryVerdict, Event, GatewayDemand, Waiter, WaiterId},
+    state::engines::visits,
+};
+use crate::{
+    engine::turn_clients::TurnClients,
+    fault::FailureCause,
+    model::{
+        Accelerator, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelName,
+        ModelSpec, SleepLevel,
+    },
+    sim::simulated_model,
+    units::{Bytes, Generation, Millis, Tick},
+};
+
+const START: Tick = Tick(1_000_000_000);
+/// More than any turn below needs, and far fewer than the engines of the larger fleet.
+const MAX_VISITS: u64 = 400;
+/// The models of the script, each with one engine. All others have two engines and no requests.
+const AWAKE: usize = 0;
+const ASLEEP: usize = 1;
+const COLD: usize = 2;
+
+#[test]
+fn a_turn_visits_as_few_engines_in_a_large_fleet_as_in_a_small_one() {
+    let small = visits_by_turn(40);
+    let large = visits_by_turn(1000);
+    assert_eq!(small, large, "visits of each turn with 40 models and with 1000");
+    assert!(large.iter().all(|(_, visits)| *visits <= MAX_VISITS), "{large:?}");
+}
+
+/// Runs the same turns in a fleet of this size, and returns how many engines each visits.
+fn visits_by_turn(models: usize) -> Vec<(&'static str, u64)> {
+    let mut world = World::new(models);
+    world.turn("nothing happens", &[]);
+    world.turn("a request begins", &[world.sample(AWAKE, 1)]);
+    world.turn("a request ends", &[world.sample(AWAKE, 0)]);
+    let arrival = world.arrival(AWAKE);
+    let granted = world.turn("a request waits for an awake model", &[arrival]);
+    assert!(granted.iter().any(|command| matches!(command, Command::Grant { .. })), "{granted:?}");
+    world.turn("it is answered", &[world.sample(AWAKE, 0)]);
+    world.start(ASLEEP, |command| matches!(command, Command::Wake { .. }));
+    world.start(COLD, |command| matches!(command, Command::Launch { .. }));
+    let demand = GatewayDemand { waiting: 0, in_flight: 1, last_request: world.now };
+    let demand = Some(BTreeMap::from([(name(AWAKE), demand)]));
+    world.turn("another gateway reports", &[Event::RemoteDemand { gateway: "other".to_owned(), demand }]);
+    let (engine, generation) = world.engine(AWAKE);
+    world.turn("an engine crashes", &[Event::Gone { engine, generation, cause: FailureCause::Unhealthy }]);
+    world.turn("it may start again", &[]);
+    world.visits
+}
+
+struct World {
+    fleet: Fleet,
+    now: Tick,
+    visits: Vec<(&'static str, u64)>,
+    waiters: u64,
+}
+
+impl World {
+    /// A pool with room for all models. Of the models without requests, half are awake and half asleep.
+    fn new(models: usize) -> Self {
+        let mut fleet = Fleet::new();
+        let units = Some(u32::try_from(3 * models).unwrap());
+        let capacity = Bytes::gib(30 * models as u64);
+        let pool = Accelerator { id: "pool".into(), capacity, metered: false, units };
+        let settings = FleetSettings { host_memory: Bytes::gib(1 << 20), ..FleetSettings::default() };
+        let models: Vec<ModelSpec> = (0..models).map(model).collect();
+        let adopted = (0..models.len()).filter(|n| *n != COLD).map(|n| Event::Adopted {
+            engine: EngineId::new(name(n), 0),
+            generation: Generation(1),
+            found: AdoptedEngine {
+                address: ([127, 0, 0, 1], 9).into(),
+                accelerators: vec!["pool".into()],
+                asleep: (n % 2 == 1).then_some(SleepLevel::One),
+                ready: true,
+                fingerprint: 1,
+                last_lease_end: Tick(0),
+                started: START,
+            },
+        });
+        let adopted: Vec<Event> = adopted.collect();
+        let configuration = Box::new(FleetConfig { settings, accelerators: vec![pool], models });
+        fleet.on(&Event::Configured { configuration }, START);
+        adopted.iter().for_each(|event| fleet.on(event, START));
+        fleet.on(&Event::AdoptionDone, START);
+        let mut world = Self { fleet, now: START, visits: Vec::new(), waiters: 0 };
+        while !world.turn("the gates open", &[]).is_empty() {}
+        world.visits.clear();
+        world
+    }
+
+    /// Takes a turn as the driver does, and counts its visits.
+    fn turn(&mut self, what: &'static str, events: &[Event]) -> Vec<Command> {
+        self.now = self.now + Millis(1);
+        let before = visits::count();
+        for event in events {
+            self.fleet.on(event, self.now);
+        }
+        let plan = self.fleet.plan(self.now);
+        self.fleet.issued(&plan.commands, self.now);
+        let deadline = self.fleet.next_deadline();
+        drop(self.fleet.take_routing_changes());
+        self.visits.push((what, visits::count() - before));
+        assert!(deadline.is_none_or(|at| at > self.now));
+        assert_eq!(self.fleet.broken_invariants(), Vec::<String>::new());
+        plan.commands
+    }
+
+    /// Brings up a model for a request that waits for it.
+    fn start(&mut self, model: usize, is_start: fn(&Command) -> bool) {
+        let arrival = self.arrival(model);
+        let reserved = self.turn("a request waits for a model", &[arrival]);
+        assert!(reserved.iter().any(|command| matches!(command, Command::Reserve { .. })), "{reserved:?}");
+        let (engine, generation) = self.engine(model);
+        let accelerators = vec!["pool".into()];
+        let placed = Event::Placed { engine: engine.clone(), generation, accelerators };
+        let started = self.turn("its memory is reserved", &[placed]);
+        assert!(started.iter().any(is_start), "{started:?}");
+        let address = ([127, 0, 0, 1], 9).into();
+        self.turn("its process runs", &[Event::Started { engine: engine.clone(), generation, address }]);
+        let ready = self.turn("it is ready", &[Event::Ready { engine: engine.clone(), generation }]);
+        assert!(
+            ready.iter().any(|command| matches!(command, Command::Grant { canary: true, .. })),
+            "{ready:?}"
+        );
+        let passed = Event::Canary { engine, generation, verdict: CanaryVerdict::Passed };
+        let opened = self.turn("it has proved itself", &[passed]);
+        assert!(opened.iter().any(|command| matches!(command, Command::OpenGate { .. })), "{opened:?}");
+        self.turn("the request is answered", &[self.sample(model, 0)]);
+    }
+
+    fn engine(&self, model: usize) -> (EngineId, Generation) {
+        let engine = self.fleet.engines_of(&name(model)).next().expect("an engine of the model");
+        (engine.id.clone(), engine.generation)
+    }
+
+    fn sample(&self, model: usize, leases: u32) -> Event {
+        let (engine, generation) = self.engine(model);
+        Event::GateSampled {
+            engine,
+            generation,
+            leases,
+            last_lease_end: self.now,
+            last_byte: self.now,
+            clients: TurnClients::default(),
+            idle_gap: None,
+        }
+    }
+
+    fn arrival(&mut self, model: usize) -> Event {
+        self.waiters += 1;
+        let waiter = Waiter {
+            id: WaiterId(self.waiters),
+            model: name(model),
+            band: 0,
+            key: String::new(),
+            client: 1,
+            arrived: self.now,
+            deadline: self.now + Millis::secs(500),
+            stream: true,
+            required_engine: None,
+        };
+        Event::Arrived { waiter }
+    }
+}
+
+fn name(model: usize) -> ModelName {
+    format!("model-{model:04}").into()
+}
+
+fn model(n: usize) -> ModelSpec {
+    let memory = EngineMemory { awake: Bytes::gib(10), asleep: Bytes::gib(1), host: Bytes::gib(10) };
+    ModelSpec {
+        accelerators: AcceleratorRequirement::InPool { pool: "pool".into(), count: 1 },
+        replicas: if n > COLD { 2 } else { 1 },
+        explicit_memory: true,
+        ..simulated_model(name(n), memory)
+    }
+}
