@@ -223,12 +223,7 @@ impl<S: LeaseStore> ElectionTask<S> {
             }
         }
         self.publish();
-        // Renewals keep their rhythm however long the API server takes for one.
-        let pause = if self.leadership.borrow().is_some() {
-            RENEW_INTERVAL.saturating_sub(begun.elapsed())
-        } else {
-            POLL_INTERVAL
-        };
+        let pause = pause_after(begun.elapsed(), self.leadership.borrow().is_some());
         // No event announces the end of a claim or of a lease, so the pause ends at that time.
         self.state.due(Instant::now()).map_or(pause, |due| due.min(pause))
     }
@@ -288,6 +283,14 @@ impl<S: LeaseStore> ElectionTask<S> {
             (None, None) => {}
         }
     }
+}
+
+/// Returns the pause behind a pass that took this long.
+///
+/// Renewals keep their rhythm however long the API server takes for one. Each call has a timeout, so a pass that leaves
+/// no pause was itself as long as the interval.
+fn pause_after(pass: Duration, leads: bool) -> Duration {
+    if leads { RENEW_INTERVAL.saturating_sub(pass) } else { POLL_INTERVAL }
 }
 
 /// Publishes a claim, or `None` if the published claim of the same epoch has expired. Returns the former claim and the

@@ -10,7 +10,7 @@ use tokio::{sync::watch, time::Instant};
 
 use super::{
     CALL_TIMEOUT, Election, LEASE_DURATION, Leadership, LeaseError, LeaseStore, POLL_INTERVAL,
-    RENEW_DEADLINE, RENEW_INTERVAL, replace_claim,
+    RENEW_DEADLINE, RENEW_INTERVAL, pause_after, replace_claim,
     state::{ElectionState, LeaseAction, LeaseRecord, LeaseVersion},
 };
 
@@ -73,7 +73,7 @@ impl Gateway {
             self.attempt(server, now, &mut spent);
         }
         let after = now + spent;
-        let pause = if self.state.leadership(after).is_some() { RENEW_INTERVAL } else { POLL_INTERVAL };
+        let pause = pause_after(spent, self.state.leadership(after).is_some());
         self.due = after + self.state.due(after).map_or(pause, |due| due.min(pause));
     }
 
@@ -292,6 +292,15 @@ async fn a_lease_is_given_back_also_behind_a_renewal_that_was_never_answered() {
     election.release(async {}).await;
     let (record, versions) = store.0.lock().unwrap().lease.clone().unwrap();
     assert_eq!((record.holder, versions), (None, 3));
+}
+
+#[test]
+fn renewals_keep_their_rhythm_while_the_api_server_is_slow() {
+    for pass in [Duration::ZERO, Duration::from_millis(700), RENEW_INTERVAL] {
+        assert_eq!(pass + pause_after(pass, true), RENEW_INTERVAL);
+    }
+    assert_eq!(pause_after(2 * CALL_TIMEOUT, true), Duration::ZERO, "it is late already");
+    assert_eq!(pause_after(CALL_TIMEOUT, false), POLL_INTERVAL);
 }
 
 #[test]
