@@ -24,6 +24,7 @@ use rouse_controllers::{
 use serde_json::{Value, json};
 use tokio::{
     sync::{OnceCell, watch},
+    task::JoinSet,
     time::timeout,
 };
 
@@ -107,6 +108,8 @@ pub(crate) struct PoolRevisions {
     revisions: watch::Receiver<Vec<AcceleratorPool>>,
     pools: Api<AcceleratorPool>,
     name: String,
+    /// Ends with these revisions: the API server may end before the test does.
+    _follower: JoinSet<()>,
 }
 
 impl PoolRevisions {
@@ -114,8 +117,9 @@ impl PoolRevisions {
     pub(crate) fn of(client: &Client, from: &AcceleratorPool) -> Self {
         let pools: Api<AcceleratorPool> = Api::all(client.clone());
         let (told, rx) = watch::channel(vec![from.clone()]);
-        tokio::spawn(follow_pool(pools.clone(), told));
-        Self { revisions: rx, pools, name: from.name_any() }
+        let mut follower = JoinSet::new();
+        follower.spawn(follow_pool(pools.clone(), told));
+        Self { revisions: rx, pools, name: from.name_any(), _follower: follower }
     }
 
     /// All revisions up to now.
@@ -138,9 +142,6 @@ async fn follow_pool(pools: Api<AcceleratorPool>, tx: watch::Sender<Vec<Accelera
                 WatchEvent::Modified(pool) => tx.send_modify(|all| all.push(pool)),
                 WatchEvent::Bookmark(_) => {}
                 other => panic!("{other:?}"),
-            }
-            if tx.is_closed() {
-                return;
             }
         }
     }
