@@ -67,7 +67,7 @@ test-all: ## Everything: test, what valgrind counts, the images, the cluster, th
 # What goes through a stub as well, and what of it cannot.
 ROW := passthrough:: smuggling:: http2:: surface:: waiting:: stream stub_row::
 # They put an engine to sleep, and no such order passes a stub.
-NOT_IN_A_ROW := asking_wakes_a_model_and_looking_does_not models_are_listed_with_their_states who_waited_is_told_for_what
+NOT_IN_A_ROW := asking_wakes_a_model_and_looking_does_not models_are_listed_with_their_states responses_say_what_a_request_waited_for
 # Their engine ends, or is killed by its pid; the process that the gateway has is the stub, which lives on.
 NOT_IN_A_ROW += a_failure_after_the an_engine_killed_mid_stream an_engine_that_dies_mid_stream \
     a_stream_that_ran_when_the_gateway_was_killed

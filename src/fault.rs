@@ -98,7 +98,10 @@ pub enum Fault {
     StubNotServing { why: String },
     #[error("the gateway is shutting down")]
     ShuttingDown,
-    #[error("the control plane does not answer")]
+    /// The driver did not reply.
+    #[error(
+        "the gateway's decision loop did not reply in time: retry; if this lasts, see the gateway's log and restart it"
+    )]
     ControlPlaneUnavailable,
     #[error("the engine of '{model}' did not answer in time ({timeout} after {limit}: {})", .timeout.describe())]
     EngineTimeout { model: ModelName, timeout: ExchangeTimeout, limit: Millis },

@@ -1,4 +1,5 @@
-//! Two lints hold rules of the architecture, and these tests check that they are on.
+//! Rules of the sources. Two lints hold rules of the architecture, and tests check that they are on. Another test holds
+//! the rule that no two types share a name.
 //!
 //! External input is never indexed: a release build aborts on panic, so one index out of bounds ends every stream. The
 //! lint is `clippy::indexing_slicing`.
@@ -8,6 +9,7 @@
 //! standard library that do (`clippy.toml`). The functions, which that lint does not see, are in a few modules.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
@@ -91,6 +93,78 @@ fn impure(source: &str) -> Option<String> {
         let mut names = path.split(|c: char| !c.is_alphanumeric() && c != '_');
         names.find(|name| IMPURE.contains(name)).map(str::to_owned)
     })
+}
+
+/// A name stands for one type in all of the workspace, so a search for it finds one definition.
+///
+/// `Error` is excepted: each module that fails has its own.
+#[test]
+fn no_two_types_of_the_workspace_share_a_name() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
+    let members = manifest.split_once("\nmembers = [").unwrap().1.split(']').next().unwrap();
+    let members = members.split(',').map(|member| member.trim().trim_matches('"'));
+    // A member may lie in the folder of another one. Each file counts once.
+    let folders = ["benches", "examples", "src", "tests"].into_iter().chain(members);
+    let files: BTreeSet<PathBuf> = folders.flat_map(|folder| sources(&root.join(folder))).collect();
+    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for file in &files {
+        let path = file.strip_prefix(root).unwrap().display();
+        for (line, name) in types(&fs::read_to_string(file).unwrap()) {
+            places.entry(name).or_default().push(format!("{path}:{line}"));
+        }
+    }
+    places.remove("Error");
+    assert!(places.len() > 1_000, "the types were not found: {} of {} files", places.len(), files.len());
+    places.retain(|_, places| places.len() > 1);
+    assert!(places.is_empty(), "each of these names stands for several types: {places:#?}");
+}
+
+#[test]
+fn types_are_found_and_associated_types_are_not() {
+    let source = [
+        "pub(crate) struct Plain;",
+        "pub(in crate::fleet) enum Choice<T> {",
+        "impl Iterator for Plain {",
+        "    type Item = u32;",
+        "    // struct Comment",
+        "    fn next(&mut self) {",
+        "        struct Local(u32);",
+        "mod tests {",
+        "    type Alias = Vec<u32>;",
+        "pub trait Named {",
+        "    type Output;",
+    ];
+    let source = source.join("\n");
+    let names: Vec<(usize, String)> = types(&source).collect();
+    let names: Vec<(usize, &str)> = names.iter().map(|(line, name)| (*line, name.as_str())).collect();
+    assert_eq!(names, [(1, "Plain"), (2, "Choice"), (7, "Local"), (9, "Alias"), (10, "Named")]);
+}
+
+/// The type definitions of a source: the number of the line, and the name. Associated types are not among them.
+fn types(source: &str) -> impl Iterator<Item = (usize, String)> {
+    let mut block = "";
+    source.lines().enumerate().filter_map(move |(index, line)| {
+        if line.starts_with(|first: char| !first.is_whitespace()) {
+            block = line;
+        }
+        let (kind, rest) = item(line.trim_start()).split_once(' ')?;
+        let inner_type = kind == "type" && block != line && !item(block).starts_with("mod ");
+        if inner_type || !["enum", "struct", "trait", "type", "union"].contains(&kind) {
+            return None;
+        }
+        let name = rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()?;
+        Some((index + 1, name.to_owned()))
+    })
+}
+
+/// The line without its visibility.
+fn item(line: &str) -> &str {
+    let Some(rest) = line.strip_prefix("pub") else { return line };
+    match rest.strip_prefix('(') {
+        Some(scope) => scope.split_once(") ").map_or(line, |(_, item)| item),
+        None => rest.trim_start(),
+    }
 }
 
 fn sources(folder: &Path) -> Vec<PathBuf> {

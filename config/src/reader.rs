@@ -32,7 +32,7 @@ pub(super) struct ConfigSection {
     pub(super) at: SourceLocation,
     entries: Vec<YamlEntry>,
     known: Vec<&'static str>,
-    /// The node is no mapping, which was noted. Missing keys are only a consequence of that.
+    /// The node is not a mapping, which was noted. Missing keys are only a consequence of that.
     not_a_mapping: bool,
 }
 

@@ -85,7 +85,7 @@ impl<K: Resource<DynamicType = ()>> Cache<K> {
 
     /// Adds a reader of the objects that pass the filter. It also sees the deletions of others.
     ///
-    /// An object that passes no longer is deleted for this reader, as a selector of the API server has it.
+    /// An object that no longer passes counts as deleted for this reader, as with a label selector of the API server.
     pub(crate) fn subscribe_to(&mut self, filter: fn(&K) -> bool) -> Subscription<K> {
         self.add_reader(Some(filter))
     }

@@ -68,7 +68,7 @@ use self::{
     execute::{ExecutionResult, Executor},
     facts::ClusterFacts,
     fma_configs::FmaConfigs,
-    index::PodIndex,
+    index::PairingPodIndex,
     launcher_watches::{EnginePorts, LauncherEvent, LauncherWatches},
     memory_baseline::MemoryBaselines,
     pairing_metrics::{MetricsInputs, PairingMetrics},
@@ -138,7 +138,7 @@ pub(crate) struct PairingWatches {
 /// Pairs requesters with engines.
 pub(crate) struct PairingController {
     core: Pairing,
-    index: PodIndex,
+    index: PairingPodIndex,
     facts: ClusterFacts,
     requester_status: RequesterStatusWriter,
     actuation_timer: ActuationTimer,
@@ -163,7 +163,7 @@ pub(crate) struct PairingController {
 }
 
 /// Background tasks of the controller.
-type Tasks = kit::Tasks<FinishedTask>;
+type PairingTasks = kit::Tasks<FinishedTask>;
 
 /// A change of what the controller observes.
 pub(crate) enum PairingInput {
@@ -207,7 +207,7 @@ impl PairingController {
         let (launcher_watches, launcher_events) = LauncherWatches::new();
         Self {
             core: Pairing::new(settings.core),
-            index: PodIndex::new(settings.mode),
+            index: PairingPodIndex::new(settings.mode),
             facts: ClusterFacts::new(FmaConfigs::new(namespaces.len())),
             requester_status: RequesterStatusWriter::default(),
             actuation_timer: ActuationTimer::new(metrics.clone()),
@@ -252,7 +252,7 @@ impl PairingController {
         ])
     }
 
-    fn start_leading(&mut self, epoch: u64, tasks: &mut Tasks) {
+    fn start_leading(&mut self, epoch: u64, tasks: &mut PairingTasks) {
         self.epoch = Some(epoch);
         self.apply_events(vec![PairingEvent::LeadershipGained { epoch: LeaderEpoch(epoch) }]);
         self.facts.reset_last_sent();
@@ -275,7 +275,7 @@ impl Component for PairingController {
     type Input = PairingInput;
     type Outcome = FinishedTask;
 
-    fn apply(&mut self, input: PairingInput, tasks: &mut Tasks) {
+    fn apply(&mut self, input: PairingInput, tasks: &mut PairingTasks) {
         match input {
             PairingInput::Pods(TermDelta { epoch, delta }) => {
                 if self.term == Some(epoch) {
@@ -292,11 +292,11 @@ impl Component for PairingController {
         }
     }
 
-    fn finished(&mut self, outcome: FinishedTask, tasks: &mut Tasks) {
+    fn finished(&mut self, outcome: FinishedTask, tasks: &mut PairingTasks) {
         self.handle_finished(outcome, tasks);
     }
 
-    fn term_changed(&mut self, epoch: Option<u64>, _tasks: &mut Tasks) {
+    fn term_changed(&mut self, epoch: Option<u64>, _tasks: &mut PairingTasks) {
         (self.term, self.epoch) = (epoch, None);
         self.listed_namespaces.clear();
         self.provider_namespaces.clear();
@@ -308,14 +308,14 @@ impl Component for PairingController {
         self.launcher_watches.clear();
         self.ports = EnginePorts::default();
         self.core = Pairing::new(self.executor.settings.core);
-        self.index = PodIndex::new(self.executor.settings.mode);
+        self.index = PairingPodIndex::new(self.executor.settings.mode);
     }
 
     fn next_deadline(&self) -> Option<Tick> {
         self.core.next_deadline().into_iter().chain(self.pairing_metrics.due()).min()
     }
 
-    fn decide(&mut self, tasks: &mut Tasks) {
+    fn decide(&mut self, tasks: &mut PairingTasks) {
         if self.epoch.is_none()
             && let Some(epoch) = self.term.filter(|_| self.has_synced())
         {
@@ -339,7 +339,7 @@ impl Component for PairingController {
 }
 
 impl PairingController {
-    fn start_command(&mut self, command: PairingCommand, tasks: &mut Tasks) {
+    fn start_command(&mut self, command: PairingCommand, tasks: &mut PairingTasks) {
         let context = self.command_context(command);
         if let Some(requester) = &context.requester {
             self.actuation_timer.command_issued(&requester.id, &context.command.action);
@@ -354,7 +354,7 @@ impl PairingController {
     }
 
     /// Reports why requesters wait: in their Events, their statuses and the log.
-    fn report_waiting(&mut self, mut plan: PairingPlan, tasks: &mut Tasks) {
+    fn report_waiting(&mut self, mut plan: PairingPlan, tasks: &mut PairingTasks) {
         for ((node, requester), reason) in &mut plan.reasons {
             for more in [self.requester_status.error_of(requester), self.provider_failure(node, requester)]
                 .into_iter()

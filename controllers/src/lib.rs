@@ -1,12 +1,8 @@
 //! The cluster side of a gateway: object kinds, controllers, leader election and memory reservations.
 //!
-//! A controller is a `kit::Component`, which `kit::run` drives. To write a new one, copy one of two. `model_controller`
-//! derives a configuration and statuses from objects: it applies each change to an index without calls, and
-//! `status_writer` writes what differs. [`dual_pods`] decides and executes: events go into decisions without I/O
-//! (`rouse::pairing`), and each command is a task whose outcome comes back as an event. A new kind goes into [`crd`]
-//! (then run `rouse-gateway crds --dir charts/rouse/crds`), and its watch into `runtime/watches.rs`. Start the
-//! controller in [`runtime`], write through [`writer`], and add its rights in `charts/rouse/rbac` and in the tables of
-//! `gateway/tests/cluster/rights.rs`.
+//! A controller is a `kit::Component`, which `kit::run` drives. `model_controller` derives a configuration and statuses
+//! from objects, and [`dual_pods`] decides and executes. To write a new controller, copy one of the two: "Adding a
+//! controller" in `docs/architecture.md` lists everything else to touch.
 
 #![warn(clippy::indexing_slicing)]
 

@@ -18,7 +18,7 @@ use super::{
     kit::Component,
     published::{PublishedMailbox, PublishedModel},
     status_inputs::StatusInputs,
-    status_writer::{StatusWriter, Tasks, WriteCompletion},
+    status_writer::{StatusWriteTasks, StatusWriter, WriteCompletion},
     watch::{Delta, WatchedObject},
 };
 
@@ -81,7 +81,7 @@ impl Component for ModelController {
     type Input = ModelInput;
     type Outcome = WriteCompletion;
 
-    fn apply(&mut self, input: ModelInput, _tasks: &mut Tasks) {
+    fn apply(&mut self, input: ModelInput, _tasks: &mut StatusWriteTasks) {
         match input {
             ModelInput::Model(delta) => self.apply_models(delta),
             ModelInput::Pool(delta) => self.apply_pools(delta),
@@ -94,11 +94,11 @@ impl Component for ModelController {
         }
     }
 
-    fn finished(&mut self, completion: WriteCompletion, tasks: &mut Tasks) {
+    fn finished(&mut self, completion: WriteCompletion, tasks: &mut StatusWriteTasks) {
         self.status_writer.finished(completion, tasks);
     }
 
-    fn term_changed(&mut self, epoch: Option<u64>, _tasks: &mut Tasks) {
+    fn term_changed(&mut self, epoch: Option<u64>, _tasks: &mut StatusWriteTasks) {
         self.term = epoch;
         self.status_writer.writes_dropped();
     }
@@ -107,7 +107,7 @@ impl Component for ModelController {
         self.decides.and_then(|_| self.status_writer.retry_at())
     }
 
-    fn decide(&mut self, tasks: &mut Tasks) {
+    fn decide(&mut self, tasks: &mut StatusWriteTasks) {
         if !self.index.is_complete() {
             return;
         }

@@ -62,7 +62,7 @@ pub(crate) struct StatusWriter {
 }
 
 /// Tasks that write statuses.
-pub(crate) type Tasks = kit::Tasks<WriteCompletion>;
+pub(crate) type StatusWriteTasks = kit::Tasks<WriteCompletion>;
 
 /// The end of a write or of a pause.
 #[derive(Debug)]
@@ -152,7 +152,7 @@ impl StatusWriter {
     }
 
     /// Takes the end of a write or of a pause.
-    pub(crate) fn finished(&mut self, completion: WriteCompletion, tasks: &mut Tasks) {
+    pub(crate) fn finished(&mut self, completion: WriteCompletion, tasks: &mut StatusWriteTasks) {
         match completion {
             WriteCompletion::Pause(target) => {
                 self.writing.remove(&target);
@@ -201,7 +201,7 @@ impl StatusWriter {
         self.events.send(EventRequest { regarding: RegardingKind::Model, object, uid, content: event });
     }
 
-    fn finish_write(&mut self, what: StatusTarget, outcome: Result<(), Error>, tasks: &mut Tasks) {
+    fn finish_write(&mut self, what: StatusTarget, outcome: Result<(), Error>, tasks: &mut StatusWriteTasks) {
         match outcome {
             // The watch delivers the written version, or the version that caused the conflict.
             Ok(()) | Err(Error::Conflict | Error::Gone) => {}
@@ -224,7 +224,13 @@ impl StatusWriter {
     }
 
     /// Starts the writes that are due, if this gateway leads in the term of this epoch.
-    pub(crate) fn write(&mut self, epoch: u64, index: &ClusterIndex, resolved: &Resolved, tasks: &mut Tasks) {
+    pub(crate) fn write(
+        &mut self,
+        epoch: u64,
+        index: &ClusterIndex,
+        resolved: &Resolved,
+        tasks: &mut StatusWriteTasks,
+    ) {
         self.retry_at = None;
         if self.writer.leadership_in(epoch).is_err() {
             // A renewal does not wake the controller.
@@ -258,7 +264,7 @@ impl StatusWriter {
         index: &ClusterIndex,
         resolved: &Resolved,
         object: &ObjectName,
-        tasks: &mut Tasks,
+        tasks: &mut StatusWriteTasks,
     ) {
         let served = resolved.served.get(object);
         let resolved_model = match (served, resolved.rejected.get(object)) {
@@ -301,7 +307,7 @@ impl StatusWriter {
         });
     }
 
-    fn pool(&mut self, index: &ClusterIndex, resolved: &Resolved, name: &str, tasks: &mut Tasks) {
+    fn pool(&mut self, index: &ClusterIndex, resolved: &Resolved, name: &str, tasks: &mut StatusWriteTasks) {
         let Some(pool) = resolved.pools.get(name).filter(|_| self.used_pools.contains(name)) else { return };
         let now = self.clock.now();
         let desired = status::pool_status(pool, index.pool_status(name), now);

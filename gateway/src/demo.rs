@@ -140,7 +140,7 @@ impl DemoModel {
     }
 }
 
-/// Quotes as a double-quoted YAML scalar. Escapes `${`, which in a path is no substitution.
+/// Quotes as a double-quoted YAML scalar. Escapes `${`, which in a path is not a substitution.
 fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace("${", "$${"))
 }

@@ -40,7 +40,7 @@ fn a_turn_visits_as_few_engines_in_a_large_fleet_as_in_a_small_one() {
 
 /// Runs the same turns in a fleet of this size, and returns how many engines each visits.
 fn visits_by_turn(models: usize) -> Vec<(&'static str, u64)> {
-    let mut world = World::new(models);
+    let mut world = CountedFleet::new(models);
     world.turn("nothing happens", &[]);
     world.turn("a request begins", &[world.sample(AWAKE, 1)]);
     world.turn("a request ends", &[world.sample(AWAKE, 0)]);
@@ -59,14 +59,14 @@ fn visits_by_turn(models: usize) -> Vec<(&'static str, u64)> {
     world.visits
 }
 
-struct World {
+struct CountedFleet {
     fleet: Fleet,
     now: Tick,
     visits: Vec<(&'static str, u64)>,
     waiters: u64,
 }
 
-impl World {
+impl CountedFleet {
     /// A pool with room for all models. Of the models without requests, half are awake and half asleep.
     fn new(models: usize) -> Self {
         let mut fleet = Fleet::new();

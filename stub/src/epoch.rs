@@ -44,10 +44,7 @@ fn check_plausible_at(epoch: Epoch, newest: Epoch, seconds: u64) -> Result<(), E
 }
 
 /// Seconds since 1970.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "leaders count by the world's time, which no other clock tells"
-)]
+#[expect(clippy::disallowed_methods, reason = "epochs derive from wall-clock time")]
 fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

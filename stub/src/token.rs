@@ -122,7 +122,7 @@ fn bearer_token(value: &[u8]) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
 }
 
-/// Compares in constant time for equal lengths. The length may leak and is no secret.
+/// Compares in constant time for equal lengths. The length may leak and is not secret.
 fn constant_time_eq(one: &[u8], other: &[u8]) -> bool {
     let differ = one.iter().zip(other).fold(0, |differ, (a, b)| std::hint::black_box(differ | (a ^ b)));
     one.len() == other.len() && differ == 0

@@ -239,7 +239,7 @@ fn a_pool_that_shrinks_below_what_is_booked_says_so_and_grants_nothing_new() {
 }
 
 #[test]
-fn whoever_needs_no_accelerator_starts_at_once_and_is_in_nobodys_way() {
+fn a_model_without_accelerators_starts_at_once_and_blocks_no_other() {
     let mut elsewhere = ModelSpec { accelerators: AcceleratorRequirement::Count(0), ..model("elsewhere", 0) };
     elsewhere.can_sleep = false;
     let mut world = PoolHarness::new(

@@ -1,8 +1,8 @@
 //! The changes that one reader has not seen yet, compressed per object.
 //!
-//! A reader is interested in an object's present, and in the last state before a deletion: that state shows whether a
-//! Pod's containers had ended. So of each object remain at most the last state and the deletion of the object that the
-//! reader knows, and the last state of another object that has taken its name.
+//! A reader needs an object's present, and the last state before a deletion: that state shows whether a Pod's containers
+//! had ended. So at most three things are kept per object: its last state, its deletion (if the reader knows the object),
+//! and the last state of another object that has taken its name.
 
 use std::collections::{BTreeMap, VecDeque};
 

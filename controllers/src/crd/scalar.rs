@@ -1,7 +1,7 @@
 //! Texts with a meaning: quantities of memory and spans of time.
 //!
-//! They keep what the object says, and are parsed by whoever needs the number. The schemas below let through only what
-//! parses, up to sizes beyond 2⁶⁴ bytes.
+//! They keep the object's text. The code that needs the number parses the text. The schemas below admit only texts that
+//! parse, up to sizes beyond 2⁶⁴ bytes.
 
 use std::{borrow::Cow, fmt};
 
@@ -25,7 +25,7 @@ pub struct Span(String);
 pub struct SpanOrNever(String);
 
 const QUANTITY: &str = r"^[0-9]{1,18}(\.[0-9]{1,9})?(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$";
-/// With some digit that is not 0.
+/// Like `QUANTITY`, but above 0.
 const POSITIVE: &str = concat!(
     r"^([0-9]{0,17}[1-9][0-9]{0,17}(\.[0-9]{1,9})?|[0-9]{1,18}\.[0-9]{0,8}[1-9][0-9]{0,8})",
     "(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
@@ -63,7 +63,7 @@ impl SpanOrNever {
     }
 }
 
-/// Exact, in the largest binary unit that divides it.
+/// Writes the exact size, in the largest binary unit that divides it.
 impl From<Bytes> for Quantity {
     fn from(Bytes(bytes): Bytes) -> Self {
         let units = [(40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")];
@@ -109,7 +109,7 @@ impl<'de> Deserialize<'de> for Scalar {
     }
 }
 
-/// What it means is asked later.
+/// Accepts any scalar; parsing happens later.
 struct ScalarVisitor;
 
 impl de::Visitor<'_> for ScalarVisitor {
@@ -147,13 +147,13 @@ impl JsonSchema for Quantity {
     }
 }
 
-/// Of a quantity that is more than 0.
+/// Schema of a quantity above 0.
 pub(super) fn positive(_: &mut SchemaGenerator) -> Schema {
     quantity(POSITIVE, 1)
 }
 
-/// Unquoted bytes are a number in YAML. Rules that compare quantities are not in the schemas: an API server takes the
-/// texts for megabytes long when it estimates what a rule costs, and refuses the definition.
+/// Unquoted bytes are a number in YAML. The schemas have no rules that compare quantities: an API server assumes texts of
+/// megabytes when it estimates the cost of a rule, and refuses the definition.
 fn quantity(pattern: &str, least: u8) -> Schema {
     json_schema!({"x-kubernetes-int-or-string": true, "pattern": pattern, "minimum": least, "maxLength": 32})
 }

@@ -2,10 +2,9 @@
 //!
 //! They stay JSON. The typed form knows the fields of one version of Kubernetes and loses all others on the way from an
 //! object to a Deployment; its schema is hundreds of kilobytes, twice, where an API server stores a definition in one
-//! entry of 1.5 MiB. Whether a template is a good one, the API server says when a Deployment is made of it.
+//! entry of 1.5 MiB. The API server validates a template when a Deployment is created from it.
 //!
-//! They are kept as text, which all who have one share: of thousands hardly any is ever looked into, and as a tree of maps it
-//! takes six times the room.
+//! A template is kept as shared text: few of thousands are ever parsed, and a tree of maps takes six times the memory.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -18,20 +17,20 @@ use serde_json::{Map, Value};
 pub struct PodTemplateJson(Arc<str>);
 
 impl PodTemplateJson {
-    /// What is in it.
+    /// Parses the template.
     #[must_use]
     pub fn value(&self) -> Map<String, Value> {
-        // It is the text of one.
+        // The text was serialized from a map.
         serde_json::from_str(&self.0).unwrap_or_default()
     }
 
-    /// As an API server gives it, which has the keys in their order.
+    /// The JSON text, with the keys in the API server's order.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.0
     }
 
-    /// The containers of its Pods; none where it is not of that shape.
+    /// The Pods' containers; empty if the template has another shape.
     #[must_use]
     pub fn containers(&self) -> Vec<Map<String, Value>> {
         let mut value = self.value();
@@ -81,7 +80,7 @@ impl JsonSchema for PodTemplateJson {
     }
 }
 
-/// Of a whole template, what would go wrong only much later without it.
+/// Schema of a whole template: the fields whose absence would only fail when Pods are created.
 pub(super) fn whole(generator: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",
@@ -91,7 +90,7 @@ pub(super) fn whole(generator: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// The same of the `spec` of a template.
+/// Schema of a template's `spec`.
 pub(super) fn pods(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",

@@ -7,8 +7,6 @@ use serde_json::{Map, Value, json};
 
 use super::keys::is_reserved;
 
-type PodLabels = BTreeMap<String, String>;
-
 /// A ReplicaSet's label on its Pods; with it the provider would count as a Pod of the set.
 pub(super) const TEMPLATE_HASH: &str = "pod-template-hash";
 /// Volume of the token that every Pod gets; the provider gets its own.
@@ -16,9 +14,9 @@ const TOKEN_VOLUME: &str = "kube-api-access-";
 
 /// Returns labels, namespace and spec, without the fields that belong to the requester alone.
 pub(super) fn base(requester: &Pod) -> Map<String, Value> {
-    let labels: PodLabels = requester.metadata.labels.clone().unwrap_or_default();
+    let labels = requester.metadata.labels.clone().unwrap_or_default();
     let labels = labels.into_iter().filter(|(key, _)| key != TEMPLATE_HASH && !is_reserved(key));
-    let labels: PodLabels = labels.collect();
+    let labels: BTreeMap<String, String> = labels.collect();
     let pod = json!({
         "apiVersion": "v1",
         "kind": "Pod",

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use rouse::pairing::{event::PairingEvent, ids::RequesterId};
 
 use super::{
-    FinishedTask, POLICY_STATUS_RETRY_DELAY, PairingController, Tasks,
+    FinishedTask, POLICY_STATUS_RETRY_DELAY, PairingController, PairingTasks,
     execute::ExecutionResult,
     index,
     launcher_watches::{self, LauncherEvent},
@@ -21,19 +21,19 @@ use crate::{
 
 impl PairingController {
     /// Schedules a reading of the meter after this delay.
-    pub(super) fn schedule_meter_read(&mut self, after: Duration, tasks: &mut Tasks) {
+    pub(super) fn schedule_meter_read(&mut self, after: Duration, tasks: &mut PairingTasks) {
         if self.meter.is_some() {
             tasks.after(after, FinishedTask::MeterDue);
         }
     }
 
-    fn read_meter(&self, tasks: &mut Tasks) {
+    fn read_meter(&self, tasks: &mut PairingTasks) {
         let Some(meter) = self.meter.clone() else { return };
         // The log already has the reason of a failure.
         tasks.spawn(async move { FinishedTask::MeterRead(meter.samples().await.ok()) });
     }
 
-    fn handle_samples(&mut self, samples: Option<&DcgmSamples>, tasks: &mut Tasks) {
+    fn handle_samples(&mut self, samples: Option<&DcgmSamples>, tasks: &mut PairingTasks) {
         if let Some(samples) = samples {
             self.facts.apply_samples(samples);
             let events = self.facts.readings(samples, &self.core);
@@ -72,7 +72,7 @@ impl PairingController {
     }
 
     /// Handles an event of a launcher.
-    pub(super) fn handle_launcher_event(&mut self, launcher_event: &LauncherEvent, tasks: &mut Tasks) {
+    pub(super) fn handle_launcher_event(&mut self, launcher_event: &LauncherEvent, tasks: &mut PairingTasks) {
         if !self.launcher_watches.is_watched(launcher_event) {
             return;
         }
@@ -114,7 +114,7 @@ impl PairingController {
         }
     }
 
-    pub(super) fn handle_finished(&mut self, finished: FinishedTask, tasks: &mut Tasks) {
+    pub(super) fn handle_finished(&mut self, finished: FinishedTask, tasks: &mut PairingTasks) {
         match finished {
             FinishedTask::Command(done) => {
                 let (result, notices) = *done;
@@ -205,7 +205,7 @@ impl PairingController {
     }
 
     /// Sends changed facts, and replays the affected Pods: new facts of a node may complete the view of its Pods.
-    pub(super) fn apply_facts(&mut self, tasks: &mut Tasks) {
+    pub(super) fn apply_facts(&mut self, tasks: &mut PairingTasks) {
         let mut events = Vec::new();
         let changes = self.facts.send_changes(&mut |event| events.push(event));
         for (policy, status) in

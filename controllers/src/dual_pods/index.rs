@@ -31,7 +31,7 @@ use crate::{
 
 /// All observed Pods that still exist.
 #[derive(Debug)]
-pub(super) struct PodIndex {
+pub(super) struct PairingPodIndex {
     /// Mode of requesters that do not set one.
     mode: ProviderMode,
     pods: BTreeMap<ObjectName, IndexedPod>,
@@ -51,7 +51,7 @@ pub(super) enum IndexedPod {
     Provider(Box<ProviderPod>),
 }
 
-impl PodIndex {
+impl PairingPodIndex {
     pub(super) const fn new(mode: ProviderMode) -> Self {
         Self {
             mode,

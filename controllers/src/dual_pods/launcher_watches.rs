@@ -15,7 +15,7 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 
-use super::{index::PodIndex, per_engine::PerEngine};
+use super::{index::PairingPodIndex, per_engine::PerEngine};
 use crate::{
     metrics::DualPodMetrics,
     platform::launcher::{LauncherClient, LauncherInstance, LauncherWatchEvent, engine_id},
@@ -108,7 +108,7 @@ impl LauncherWatches {
     /// Visits only the launchers that changed since the last call.
     pub(super) fn sync(
         &mut self,
-        index: &mut PodIndex,
+        index: &mut PairingPodIndex,
         epoch: LeaderEpoch,
         key: &StubKey,
         metrics: &DualPodMetrics,

@@ -10,7 +10,7 @@ use rouse::{
 
 use super::{
     facts::ClusterFacts,
-    index::{IndexedPod, PodIndex, ProviderPod, RequesterPod},
+    index::{IndexedPod, PairingPodIndex, ProviderPod, RequesterPod},
 };
 use crate::{
     crd::ledger::ObjectName,
@@ -41,7 +41,7 @@ pub(super) struct PairingMetrics {
 /// Current inputs of the metrics.
 #[derive(Clone, Copy)]
 pub(super) struct MetricsInputs<'a> {
-    pub(super) index: &'a PodIndex,
+    pub(super) index: &'a PairingPodIndex,
     pub(super) facts: &'a ClusterFacts,
     pub(super) now: Tick,
 }
@@ -241,7 +241,7 @@ impl CountedPod {
 }
 
 /// Returns a pair for each accelerator of the Pod's bound engines.
-fn pairs(provider: &ProviderPod, index: &PodIndex) -> BTreeSet<EngineBindingLabels> {
+fn pairs(provider: &ProviderPod, index: &PairingPodIndex) -> BTreeSet<EngineBindingLabels> {
     let bound = provider
         .records()
         .iter()

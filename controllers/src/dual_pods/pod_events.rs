@@ -14,10 +14,10 @@ use rouse::{
 };
 
 use super::{
-    FinishedTask, Tasks,
+    FinishedTask, PairingTasks,
     command_context::CommandContext,
     host_memory,
-    index::{PodIndex, RequesterPod},
+    index::{PairingPodIndex, RequesterPod},
 };
 use crate::{
     crd::ledger::ObjectName,
@@ -89,7 +89,7 @@ impl PodEvents {
         &mut self,
         replanned: &[NodeName],
         reasons: &BTreeMap<(NodeName, RequesterId), String>,
-        tasks: &mut Tasks,
+        tasks: &mut PairingTasks,
     ) {
         for node in replanned {
             let Some(waiting) = self.waiting_by_node.get_mut(node) else { continue };
@@ -118,7 +118,13 @@ impl PodEvents {
     }
 
     /// Reports a waiting requester's reason if it changed, and schedules the next check.
-    pub(super) fn report_waiting(&mut self, id: RequesterId, wait: u64, index: &PodIndex, tasks: &mut Tasks) {
+    pub(super) fn report_waiting(
+        &mut self,
+        id: RequesterId,
+        wait: u64,
+        index: &PairingPodIndex,
+        tasks: &mut PairingTasks,
+    ) {
         let Some(waiting) = self.waiting.get_mut(&id).filter(|waiting| waiting.wait == wait) else { return };
         if waiting.reported.as_ref() != Some(&waiting.reason) {
             waiting.reported = Some(waiting.reason.clone());
@@ -130,7 +136,7 @@ impl PodEvents {
     }
 }
 
-fn schedule_wait_report(requester: RequesterId, wait: u64, tasks: &mut Tasks) {
+fn schedule_wait_report(requester: RequesterId, wait: u64, tasks: &mut PairingTasks) {
     tasks.after(WAIT_EVENT_INTERVAL, FinishedTask::WaitElapsed { requester, wait });
 }
 

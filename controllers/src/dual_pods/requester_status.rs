@@ -18,10 +18,10 @@ use rouse::{
 use serde_json::{Value, json};
 
 use super::{
-    FinishedTask, Tasks,
+    FinishedTask, PairingTasks,
     execute::Executor,
     facts::ClusterFacts,
-    index::{PodIndex, RequesterPod},
+    index::{PairingPodIndex, RequesterPod},
     pod_events::PodEvents,
 };
 use crate::{dual_pods::keys, workload::merge};
@@ -97,7 +97,7 @@ impl RequesterStatusWriter {
         requester: &RequesterPod,
         accelerators: &[AcceleratorId],
         executor: &Arc<Executor>,
-        tasks: &mut Tasks,
+        tasks: &mut PairingTasks,
     ) {
         if accelerators.is_empty()
             || !requester.accelerators.is_empty()
@@ -121,11 +121,11 @@ impl RequesterStatusWriter {
 
     pub(super) fn write(
         &mut self,
-        index: &PodIndex,
+        index: &PairingPodIndex,
         facts: &ClusterFacts,
         executor: &Arc<Executor>,
         pod_events: &PodEvents,
-        tasks: &mut Tasks,
+        tasks: &mut PairingTasks,
     ) {
         for id in std::mem::take(&mut self.due) {
             let Some(requester) = index.requester(&id) else { continue };

@@ -4,7 +4,9 @@ use tokio::sync::watch;
 
 use crate::election::Leadership;
 
-/// Follows the election. Renewals of a claim are no change. An epoch that any reader has seen end does not begin again.
+/// Follows the election.
+///
+/// A renewal is not a change. Once a reader has seen a term end, its epoch never starts again.
 #[derive(Clone, Debug)]
 pub(crate) struct Terms {
     leadership: watch::Receiver<Option<Leadership>>,

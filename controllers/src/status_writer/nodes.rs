@@ -5,7 +5,7 @@ use std::{cmp::Ordering, collections::BTreeMap};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
-use super::{StatusTarget, StatusWriter, Tasks, WriteCompletion};
+use super::{StatusTarget, StatusWriteTasks, StatusWriter, WriteCompletion};
 use crate::{
     crd::{
         AcceleratorNode, AcceleratorNodeStatus,
@@ -79,7 +79,7 @@ impl StatusWriter {
         resolved: &Resolved,
         rows: &ReservationsByNode<'_>,
         name: &str,
-        tasks: &mut Tasks,
+        tasks: &mut StatusWriteTasks,
     ) {
         let nowhere = ResolvedNode::default();
         let resolved_node = resolved.nodes.get(name).unwrap_or(&nowhere);

@@ -151,7 +151,10 @@ mod tests {
             json!({"deletionTimestamp": "2026-01-01T00:00:00Z"}),
         ] {
             assert!(fence.allows(&seen("8", "4", &change)), "{change}");
-            assert!(fence.allows(&seen("8", "3", &change)), "whoever wrote the same: {change}");
+            assert!(
+                fence.allows(&seen("8", "3", &change)),
+                "the same content, whichever epoch wrote it: {change}"
+            );
         }
     }
 

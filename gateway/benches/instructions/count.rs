@@ -15,7 +15,7 @@ const LISTED: usize = 60;
 
 /// Returns the instructions per unit.
 pub(crate) fn per_unit(case: &Case) -> anyhow::Result<f64> {
-    let folder = Folder::new()?;
+    let folder = ScratchDir::new()?;
     let (short, long) =
         (collected(case, case.units, &folder.0)?, collected(case, 2 * case.units, &folder.0)?);
     Ok((long as f64 - short as f64) / case.units as f64)
@@ -23,7 +23,7 @@ pub(crate) fn per_unit(case: &Case) -> anyhow::Result<f64> {
 
 /// Prints the instructions per unit that each function itself executes.
 pub(crate) fn annotate(case: &Case) -> anyhow::Result<()> {
-    let folder = Folder::new()?;
+    let folder = ScratchDir::new()?;
     let mut tables = Vec::new();
     for units in [case.units, 2 * case.units] {
         collected(case, units, &folder.0)?;
@@ -84,9 +84,9 @@ fn functions(file: &Path) -> anyhow::Result<BTreeMap<String, u64>> {
 }
 
 /// A new directory, removed with its content on drop.
-struct Folder(PathBuf);
+struct ScratchDir(PathBuf);
 
-impl Folder {
+impl ScratchDir {
     fn new() -> anyhow::Result<Self> {
         let path = std::env::temp_dir().join(format!("rouse-instructions-{}", std::process::id()));
         std::fs::create_dir(&path).with_context(|| path.display().to_string())?;
@@ -94,7 +94,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for ScratchDir {
     fn drop(&mut self) {
         drop(std::fs::remove_dir_all(&self.0));
     }

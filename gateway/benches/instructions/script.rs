@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 
 use crate::{
     http2,
-    world::{KEY, MODEL, World},
+    world::{BenchGateway, KEY, MODEL},
 };
 
 /// Requests before the measurement, which prove the engine and fill pools and tables.
@@ -23,17 +23,17 @@ const STUCK: Duration = Duration::from_secs(300);
 
 /// The cases, by the names of their recorded counts.
 pub(crate) const CASES: [Case; 6] = [
-    Case { name: "request", unit: "request", units: 500, http2: false, what: What::Request },
-    Case { name: "event", unit: "event", units: 2000, http2: false, what: What::Event },
-    Case { name: "event-hyper", unit: "event", units: 2000, http2: false, what: What::EventOfHyper },
-    Case { name: "request-http2", unit: "request", units: 500, http2: true, what: What::Request },
-    Case { name: "event-http2", unit: "event", units: 2000, http2: true, what: What::Event },
+    Case { name: "request", unit: "request", units: 500, http2: false, what: ScriptItem::Request },
+    Case { name: "event", unit: "event", units: 2000, http2: false, what: ScriptItem::Event },
+    Case { name: "event-hyper", unit: "event", units: 2000, http2: false, what: ScriptItem::EventOfHyper },
+    Case { name: "request-http2", unit: "request", units: 500, http2: true, what: ScriptItem::Request },
+    Case { name: "event-http2", unit: "event", units: 2000, http2: true, what: ScriptItem::Event },
     Case {
         name: "parked",
         unit: "two requests, one of them parked",
         units: 300,
         http2: false,
-        what: What::Parked,
+        what: ScriptItem::Parked,
     },
 ];
 
@@ -44,11 +44,11 @@ pub(crate) struct Case {
     /// Units of a short run.
     pub(crate) units: usize,
     http2: bool,
-    what: What,
+    what: ScriptItem,
 }
 
 #[derive(Clone, Copy)]
-enum What {
+enum ScriptItem {
     /// Kept-alive connections, a body of 1 KB, a response of 600 B.
     Request,
     /// One stream. Each event is written when the client has received the previous one.
@@ -65,24 +65,25 @@ impl Case {
     }
 
     async fn play(&self, units: usize) -> anyhow::Result<()> {
-        let model = if matches!(self.what, What::Parked) { "maxConcurrency: 1" } else { "" };
-        let more = if matches!(self.what, What::EventOfHyper) { "stream: {takeOver: false}" } else { "" };
-        let mut world = World::start(model, more)?;
+        let model = if matches!(self.what, ScriptItem::Parked) { "maxConcurrency: 1" } else { "" };
+        let more =
+            if matches!(self.what, ScriptItem::EventOfHyper) { "stream: {takeOver: false}" } else { "" };
+        let mut world = BenchGateway::start(model, more)?;
         let mut client = Client::new(&world, self.http2).await?;
         client.send(false).await?;
-        let mut engine = Wire::new(world.accept().await?);
+        let mut engine = PipeEnd::new(world.accept().await?);
         engine.answer().await?;
         client.answered().await?;
         for _ in 1..WARM {
             client.ask(&mut engine).await?;
         }
         match self.what {
-            What::Request => {
+            ScriptItem::Request => {
                 for _ in 0..units {
                     client.ask(&mut engine).await?;
                 }
             }
-            What::Event | What::EventOfHyper => {
+            ScriptItem::Event | ScriptItem::EventOfHyper => {
                 client.send(true).await?;
                 engine.request().await?;
                 engine.write(STREAM_HEAD.as_bytes()).await?;
@@ -92,7 +93,7 @@ impl Case {
                     client.event().await?;
                 }
             }
-            What::Parked => {
+            ScriptItem::Parked => {
                 let mut second = Client::new(&world, self.http2).await?;
                 for _ in 0..units {
                     client.send(false).await?;
@@ -113,13 +114,13 @@ impl Case {
 }
 
 /// One end of a pipe. It only compares the end of what it reads, since the scripts must cost next to nothing.
-struct Wire {
+struct PipeEnd {
     pipe: DuplexStream,
     read: Vec<u8>,
     answer: Vec<u8>,
 }
 
-impl Wire {
+impl PipeEnd {
     fn new(pipe: DuplexStream) -> Self {
         let body = answer();
         let head = format!(
@@ -163,7 +164,7 @@ impl Wire {
 }
 
 struct Client {
-    wire: Wire,
+    wire: PipeEnd,
     http2: Option<http2::Session>,
     /// The plain request and the streaming one.
     requests: [Request; 2],
@@ -176,8 +177,8 @@ struct Request {
 }
 
 impl Client {
-    async fn new(world: &World, http2: bool) -> anyhow::Result<Self> {
-        let mut wire = Wire::new(world.connect()?);
+    async fn new(world: &BenchGateway, http2: bool) -> anyhow::Result<Self> {
+        let mut wire = PipeEnd::new(world.connect()?);
         let mut session = None;
         if http2 {
             wire.write(&http2::opening()).await?;
@@ -212,7 +213,7 @@ impl Client {
         self.wire.until(if self.http2.is_some() { b"\n\n" } else { b"\n\n\r\n" }).await
     }
 
-    async fn ask(&mut self, engine: &mut Wire) -> anyhow::Result<()> {
+    async fn ask(&mut self, engine: &mut PipeEnd) -> anyhow::Result<()> {
         self.send(false).await?;
         engine.answer().await?;
         self.answered().await

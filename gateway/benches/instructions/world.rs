@@ -42,13 +42,13 @@ const CLIENT: &str = "10.0.0.1:50000";
 /// Any time; the driver's clock starts here.
 const BEGIN: Tick = Tick(1_800_000_000_000);
 
-pub(crate) struct World {
+pub(crate) struct BenchGateway {
     here: PipeServer,
     engine: Receiver<DuplexStream>,
     _stage: watch::Sender<ShutdownStage>,
 }
 
-impl World {
+impl BenchGateway {
     /// Starts on a local runtime. `model` adds a line to the model's configuration, `more` one at the top level.
     pub(crate) fn start(model: &str, more: &str) -> anyhow::Result<Self> {
         let config = rouse_config::parse(&configuration(model, more)?, "the count")?;
@@ -56,7 +56,7 @@ impl World {
         let drop_counters = TelemetryDropCounters::new();
         let metrics = Arc::new(Metrics::with_drop_counters(&drop_counters));
         let (events, received) = mpsc::channel(1024);
-        let platform = Arc::new(Obliging { address: ENGINE.parse()?, events });
+        let platform = Arc::new(ImmediatePlatform { address: ENGINE.parse()?, events });
         let journal = Journal::default();
         let (handle, driver) =
             DriverHandle::new(Arc::clone(&platform) as _, received, journal, Arc::clone(&metrics), clock);
@@ -114,12 +114,12 @@ keys:
 }
 
 /// Executes every command at once, and runs one engine.
-struct Obliging {
+struct ImmediatePlatform {
     address: SocketAddr,
     events: mpsc::Sender<Event>,
 }
 
-impl Platform for Obliging {
+impl Platform for ImmediatePlatform {
     fn submit(&self, command: Command) {
         let send = |event| drop(self.events.try_send(event));
         match command {

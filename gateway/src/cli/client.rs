@@ -11,7 +11,7 @@ use tokio::{net::TcpStream, time::timeout};
 
 use rouse_config::DEFAULT_ADMIN_ADDRESS;
 
-/// Timeout of a response's head, and of a whole response that is no stream.
+/// Timeout of a response's head, and of a whole response that is not a stream.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Limit in bytes for a response that is read as a whole. None comes near it.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;

@@ -56,7 +56,7 @@ fn state_directory_problem(folder: &Path) -> Option<String> {
     ))
 }
 
-/// Returns the words of a shell's script; `None` if the command is no shell. Quotes are only stripped.
+/// Returns the words of a shell's script; `None` if the command is not a shell. Quotes are only stripped.
 fn shell_script_words(model: &EngineConfig) -> Option<impl Iterator<Item = &str>> {
     let [program, flag, line, ..] = model.command.as_slice() else { return None };
     let is_shell =

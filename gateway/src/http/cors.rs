@@ -64,7 +64,7 @@ impl CorsDecision {
         }
     }
 
-    /// The headers of a preflight response. `None`: the request is no preflight, or its origin is not allowed.
+    /// The headers of a preflight response. `None`: the request is not a preflight, or its origin is not allowed.
     pub(super) fn preflight(&self, parts: &request::Parts) -> Option<HeaderMap> {
         let Self::Allowed(_) = self else { return None };
         if parts.method != Method::OPTIONS

@@ -58,7 +58,7 @@ pub(crate) use observer::RequestExchangeObserver;
 
 /// How often one request may be the canary of an engine that fails it.
 const MAX_CANARY_ATTEMPTS: u32 = 3;
-/// How long past its deadline a parked request waits for a control plane that does not reply.
+/// How long past its deadline a parked request waits for a driver that does not reply.
 const PARK_DEADLINE_SLACK: Millis = Millis::secs(2);
 /// How long the gateway may take to notice that a process has exited.
 const EXIT_DETECTION_TIMEOUT: Duration = Duration::from_secs(1);

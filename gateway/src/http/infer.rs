@@ -129,7 +129,7 @@ impl RequestHandler {
             suggestions: Vec::new(),
         };
         let spec = spec.ok_or_else(gone)?;
-        // llama-cpp-python answers 400, without a message, to an id that is no UUID.
+        // llama-cpp-python answers 400, without a message, to an id that is not a UUID.
         let names_id = spec.kind != EngineKind::LlamaCpp || is_uuid(&self.context.id);
         if !names_id {
             headers.remove(REQUEST_ID);

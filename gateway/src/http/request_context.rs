@@ -265,7 +265,7 @@ impl RequestContext {
         self.record_failed_attempt(openai::error::code(fault));
     }
 
-    /// Records a code for a failure that is no fault of the gateway.
+    /// Records a code for a failure that is not a fault of the gateway.
     pub(crate) fn set_code(&self, code: &'static str) {
         self.code.set(Some(code));
     }

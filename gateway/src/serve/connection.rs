@@ -51,7 +51,7 @@ const MAX_STALL_WHILE_DRAINING: Duration = Duration::from_secs(5);
 /// The most concurrent exchanges on one HTTP/2 connection.
 const MAX_CONCURRENT_STREAMS: u32 = 256;
 /// The most streams that a client may reset before they are accepted; beyond, its connection ends. Half of
-/// [`MAX_CONCURRENT_STREAMS`]: a client that cancels a whole batch is no flood.
+/// [`MAX_CONCURRENT_STREAMS`]: a client that cancels a whole batch is not a flood.
 const MAX_PENDING_RESETS: usize = 128;
 /// How long a refused client may continue to send its request, and how long it may pause.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(30);

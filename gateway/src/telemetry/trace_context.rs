@@ -91,7 +91,7 @@ impl TraceIdGenerator {
     fn next(&self) -> u64 {
         let number = self.made.get();
         self.made.set(number.wrapping_add(1));
-        // Zero is no valid id.
+        // Zero is not a valid id.
         self.seed.hash_one(number).max(1)
     }
 

@@ -1,24 +1,24 @@
 //! Dual pods: requesters that a user creates, and the engines that they get.
 
+mod all_modes;
 mod away;
-mod both;
-mod counted;
 mod crashes;
 mod direct;
 mod faults;
 mod launchers;
 mod lost;
 mod metered;
+mod metrics;
 mod models;
 mod modes;
+mod pod_events;
 mod policies;
 mod proofs;
 mod races;
-mod rest;
 mod rollouts;
+mod sleep_settings;
 mod tainted;
 mod tokens;
-mod told;
 mod uninstalled;
 mod unreachable;
 
@@ -49,7 +49,7 @@ pub(crate) struct DualPodsFixture {
     second: Option<ClusterGateway>,
     /// Further configuration of the gateways.
     more: String,
-    provider_kind: both::TestedProviderKind,
+    provider_kind: all_modes::TestedProviderKind,
 }
 
 impl DualPodsFixture {
@@ -64,7 +64,7 @@ impl DualPodsFixture {
 
     /// A fixture whose gateway dies before its write or order of this number. A second gateway takes over, and may die
     /// as well.
-    async fn dying(name: &str, point: u32, second: Option<u32>, home: both::TestedProviderKind) -> Self {
+    async fn dying(name: &str, point: u32, second: Option<u32>, home: all_modes::TestedProviderKind) -> Self {
         let before = |point: u32| ("ROUSE_TEST_ABORT_BEFORE_WRITE", point.to_string());
         let mut duo =
             Self::with(TestPrograms::from_cargo(), name, 1, "8Gi", home.mode(), &[before(point)]).await;
@@ -91,7 +91,8 @@ impl DualPodsFixture {
         world.pool(&namespace, pool).await;
         let more = format!(", dualPods: {{meterLag: 1s{dual}}}");
         let gateway = world.gateway_in("gateway-0", &more, env);
-        let duo = Self { world, gateway, second: None, more, provider_kind: both::TestedProviderKind::Pod };
+        let duo =
+            Self { world, gateway, second: None, more, provider_kind: all_modes::TestedProviderKind::Pod };
         duo.write_accelerator_files(&["a"]);
         duo
     }

@@ -26,7 +26,7 @@ use rouse_net::fd_limit;
 use rouse_testing::sample::size;
 use tokio::time::Duration;
 
-use self::fleet::{Fleet, FleetSize};
+use self::fleet::{FleetInstallation, FleetSize};
 use crate::support::own_cluster;
 
 /// The fleet that the figures are promised for: 1,000 nodes and 5,000 engines.
@@ -68,7 +68,7 @@ async fn a_leader_of_thousands_of_engines_is_cheap_quiet_and_soon_replaced() {
 /// Checks a fleet of this size, and returns the leader's CPU time for a Pod event.
 async fn check(size: FleetSize) -> Duration {
     let cluster = own_cluster().await;
-    let mut fleet = Box::pin(Fleet::start(&cluster, size)).await;
+    let mut fleet = Box::pin(FleetInstallation::start(&cluster, size)).await;
     fleet.check_memory("when all engines serve").await;
     let cost = Box::pin(cost::check_pod_event(&fleet)).await;
     Box::pin(writes::check_rate(&fleet)).await;

@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// A leader and its successor in one namespace, and the held writes that wait for the change.
-struct Succession<'a> {
+struct LeaderHandover<'a> {
     site: GatewayNamespace<'a>,
     former: ObjectWriter,
     next: ObjectWriter,
@@ -42,7 +42,7 @@ struct Succession<'a> {
     barrier: Barrier,
 }
 
-impl Succession<'static> {
+impl LeaderHandover<'static> {
     /// In the cluster that all tests share, with the rights for dual pods. `held`: number of held writes.
     async fn new(name: &str, held: usize) -> (Self, Election) {
         Box::pin(define_fma_kinds()).await;
@@ -66,7 +66,7 @@ impl Succession<'static> {
     }
 }
 
-impl<'a> Succession<'a> {
+impl<'a> LeaderHandover<'a> {
     /// Returns the former leader's election, too. `held`: number of held writes.
     async fn of(site: GatewayNamespace<'a>, held: usize) -> (Self, Election) {
         let (former, _) = site.leader("former").await;

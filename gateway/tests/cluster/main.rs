@@ -4,8 +4,8 @@
 
 mod alone;
 mod audit;
-mod books;
 mod columns;
+mod concurrent_reservations;
 mod crashes;
 mod crowd;
 mod definitions;
@@ -16,6 +16,7 @@ mod engines;
 mod events;
 mod fleet_scale;
 mod flows;
+mod foreign_changes;
 mod held;
 mod installation;
 mod launched;
@@ -45,7 +46,6 @@ mod scaledown;
 mod scraped;
 mod site;
 mod stopped;
-mod strangers;
 mod streams;
 mod summary;
 mod support;

@@ -129,7 +129,7 @@ fn nothing_is_forwarded_wrong() {
     let rows = rows::rows();
     for row in &rows {
         let before = recorded.seen().len();
-        let got = Got::of(&recorded.gateway, row);
+        let got = SmugglingResponses::of(&recorded.gateway, row);
         let seen = recorded.seen().split_off(before);
         let statuses: Vec<u16> = got.answers.iter().map(|(status, _)| *status).collect();
         let then = if got.open { "serves on" } else { "closed" };
@@ -144,7 +144,7 @@ fn nothing_is_forwarded_wrong() {
 }
 
 /// The answers to one case.
-struct Got {
+struct SmugglingResponses {
     answers: Vec<(u16, String)>,
     /// Whether a further request on the connection was served.
     open: bool,
@@ -152,7 +152,7 @@ struct Got {
     continued: usize,
 }
 
-impl Got {
+impl SmugglingResponses {
     fn of(gateway: &GatewayProcess, row: &SmugglingCase) -> Self {
         let mut stream = gateway.client().connect();
         stream.set_read_timeout(Some(Duration::from_secs(8))).unwrap();

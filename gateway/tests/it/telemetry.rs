@@ -342,7 +342,7 @@ fn a_log_that_was_moved_away_is_opened_anew_on_a_signal_that_reads_no_configurat
     let (log, old) = (gateway.dir.join("access.log"), gateway.dir.join("access.log.1"));
     ask(&gateway, "before", "", "nobody", false);
     line(&gateway, "before");
-    // A change behind a link is no event, so only a gateway that reloads its configuration finds the mistake.
+    // A change behind a link is not an event, so only a gateway that reloads its configuration finds the mistake.
     let (file, target) = (gateway.dir.join("rouse.yaml"), gateway.dir.join("linked.yaml"));
     std::fs::rename(&file, &target).unwrap();
     std::os::unix::fs::symlink(&target, &file).unwrap();

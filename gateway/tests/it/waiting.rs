@@ -118,7 +118,7 @@ fn waited(gateway: &GatewayProcess, headers: &str) -> u64 {
 }
 
 #[test]
-fn who_waited_is_told_for_what_and_who_did_not_is_not() {
+fn responses_say_what_a_request_waited_for_if_it_waited() {
     let gateway = GatewayFixture::new(&["1200Mi"])
         .settings("turns: {residency: 50ms, maxTurn: 1s}")
         .model(&SimModel::new("first"))

@@ -17,10 +17,7 @@ impl DateCache {
     /// Returns the current time as a `Date` value.
     #[must_use]
     pub fn now(&self) -> [u8; DATE_BYTES] {
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "what the client is told, and nothing is decided by it"
-        )]
+        #[expect(clippy::disallowed_methods, reason = "for the Date header only; no decision depends on it")]
         let now = SystemTime::now();
         self.at(now.duration_since(UNIX_EPOCH).unwrap_or_default())
     }

@@ -37,7 +37,7 @@ pub const ENGINE_REFUSED: &str = "engine_refused";
 
 /// Another replica, or the same one after a restart, can answer after this time.
 const MIN_RETRY_AFTER: Millis = Millis::secs(1);
-/// A control plane that does not answer needs longer than a client's first back-off.
+/// A decision loop that does not reply needs longer than a client's first back-off.
 const CONTROL_PLANE_RETRY_AFTER: Millis = Millis::secs(5);
 
 /// The fixed properties of each kind of fault.

@@ -18,7 +18,7 @@ use crate::{
     model::{AcceleratorId, EngineId, ModelName},
 };
 
-type ModelMap = BTreeMap<ModelName, ModelRecord>;
+type ModelRecordMap = BTreeMap<ModelName, ModelRecord>;
 
 /// A model with more dependencies is not served: every decision about the model checks each of them.
 const MAX_CLOSURE_MODELS: usize = 256;
@@ -48,7 +48,7 @@ impl PartialEq for DependencyGraph {
 }
 
 impl DependencyGraph {
-    pub(in crate::fleet) fn from_models(models: &ModelMap) -> Self {
+    pub(in crate::fleet) fn from_models(models: &ModelRecordMap) -> Self {
         let specs = models.values().filter_map(|model| model.spec.as_deref());
         let closures: BTreeMap<ModelName, DependencyClosure> = specs
             .filter(|spec| !spec.dependencies.is_empty())
@@ -97,7 +97,7 @@ impl DependencyGraph {
 impl DependencyClosure {
     /// Computes the closure depth first. A model on a cycle needs itself: it never starts, nor does it make others
     /// wait.
-    fn of(name: &ModelName, models: &ModelMap) -> Self {
+    fn of(name: &ModelName, models: &ModelRecordMap) -> Self {
         let direct = |of: &ModelName| {
             let spec = models.get(of).and_then(|model| model.spec.as_deref());
             spec.map_or(&[][..], |spec| &spec.dependencies).iter()
@@ -281,7 +281,7 @@ mod tests {
         units::{Bytes, Millis, Tick},
     };
 
-    fn models(graph: &[(&str, &[&str])]) -> ModelMap {
+    fn models(graph: &[(&str, &[&str])]) -> ModelRecordMap {
         let model = |(name, dependencies): &(&str, &[&str])| {
             let nothing = EngineMemory { awake: Bytes::ZERO, asleep: Bytes::ZERO, host: Bytes::ZERO };
             let spec = ModelSpec {

@@ -86,7 +86,7 @@ fn with_a_hundred_streams_open_those_beyond_the_deadline_are_cut_and_counted() {
 fn from_the_moment_that_the_gate_is_shown_closed_nobody_gets_in() {
     let engine = sim("--ttft 0ms --itl 0ms");
     let stub = stub_before(engine.address, &[]);
-    let (spi, crowd) = (stub.spi(), Crowd::default());
+    let (spi, crowd) = (stub.spi(), ClientLoop::default());
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| crowd.ask(&stub.relay()));
@@ -122,7 +122,7 @@ fn from_the_moment_that_the_gate_is_shown_closed_nobody_gets_in() {
 
 /// Clients that send requests without pause.
 #[derive(Default)]
-struct Crowd {
+struct ClientLoop {
     /// Odd from the moment the gate was seen closed until its opening begins.
     phase: AtomicU64,
     served: AtomicU64,
@@ -132,7 +132,7 @@ struct Crowd {
     over: AtomicBool,
 }
 
-impl Crowd {
+impl ClientLoop {
     fn ask(&self, relay: &StubTestClient) {
         while !self.over.load(Ordering::SeqCst) {
             let before = self.phase.load(Ordering::SeqCst);
@@ -151,7 +151,7 @@ impl Crowd {
 }
 
 /// Stops the crowd on drop, even if the test fails.
-struct Stop<'a>(&'a Crowd);
+struct Stop<'a>(&'a ClientLoop);
 
 impl Drop for Stop<'_> {
     fn drop(&mut self) {

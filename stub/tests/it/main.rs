@@ -4,12 +4,12 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod accelerators;
-mod bars;
 mod contract;
 mod early;
 mod ends;
 mod gate;
 mod gpu;
+mod memory_limits;
 mod passthrough;
 mod probes;
 mod public_cases;

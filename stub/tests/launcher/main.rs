@@ -6,10 +6,10 @@ mod accelerators;
 mod contract;
 mod docs;
 mod held;
-mod lives;
 mod logs;
 #[path = "../it/support/nvml.rs"]
 mod nvml;
+mod processes;
 mod readiness;
 mod support;
 mod watch;

@@ -35,7 +35,7 @@ fn identity(found: &WatchedObject<Pod>) -> (String, String) {
 
 /// The objects as the API server has them, and as a reader of the queue has seen them.
 #[derive(Default)]
-struct Scene {
+struct QueueModel {
     queue: ChangeQueue<Pod>,
     truth: BTreeMap<ObjectName, (u32, u32)>,
     seen: BTreeMap<ObjectName, (String, String)>,
@@ -44,7 +44,7 @@ struct Scene {
     clock: u32,
 }
 
-impl Scene {
+impl QueueModel {
     fn take(&mut self, step: &Step) {
         self.clock += 1;
         match *step {
@@ -77,7 +77,7 @@ impl Scene {
             }
             Some(Delta::Applied(found)) => drop(self.seen.insert(found.name(), identity(&found))),
             Some(Delta::Deleted(name)) => {
-                // What is deleted was seen as it was last.
+                // The reader has seen the last state before the deletion.
                 if let Some((uid, version)) = self.seen.remove(&name) {
                     assert_eq!(self.last.get(&uid), Some(&version), "{name} {uid}");
                 }
@@ -99,7 +99,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #[test]
     fn a_reader_ends_with_the_present_and_sees_the_last_state_before_each_deletion(steps in steps()) {
-        let mut scene = Scene::default();
+        let mut scene = QueueModel::default();
         for step in &steps {
             scene.take(step);
             for changes in scene.queue.changes.values() {

@@ -34,7 +34,7 @@ fn all(uids: &[&str]) -> Delta<Pod> {
 }
 
 /// The events of these changes: `+uid` seen, `-uid` gone, `?uid` gone without a seen end.
-fn event_log(index: &mut PodIndex, changes: impl IntoIterator<Item = Delta<Pod>>) -> Vec<String> {
+fn event_log(index: &mut PairingPodIndex, changes: impl IntoIterator<Item = Delta<Pod>>) -> Vec<String> {
     let mut log = Vec::new();
     for change in changes {
         index.apply(change, &ClusterFacts::default(), &mut |event| match event {
@@ -49,7 +49,7 @@ fn event_log(index: &mut PodIndex, changes: impl IntoIterator<Item = Delta<Pod>>
 
 #[test]
 fn a_pod_of_the_same_name_tells_that_the_one_before_is_gone() {
-    let mut index = PodIndex::new(ProviderMode::Sleep);
+    let mut index = PairingPodIndex::new(ProviderMode::Sleep);
     assert_eq!(event_log(&mut index, [applied("a"), applied("b")]), ["+a", "-a", "+b"]);
     assert_eq!(event_log(&mut index, [all(&[])]), ["-b"]);
 }
@@ -57,7 +57,7 @@ fn a_pod_of_the_same_name_tells_that_the_one_before_is_gone() {
 /// A list or a coalesced change may show a Pod of an earlier provider's name that is no part of dual pods.
 #[test]
 fn a_pod_of_the_same_name_and_no_role_tells_that_the_one_before_is_gone() {
-    let mut index = PodIndex::new(ProviderMode::Sleep);
+    let mut index = PairingPodIndex::new(ProviderMode::Sleep);
     let other = || -> WatchedObject<Pod> {
         let mut pod = provider("b");
         pod.metadata.annotations = None;
@@ -71,7 +71,7 @@ fn a_pod_of_the_same_name_and_no_role_tells_that_the_one_before_is_gone() {
 
 #[test]
 fn a_pod_whose_end_nobody_saw_is_not_told_to_have_ended() {
-    let mut index = PodIndex::new(ProviderMode::Sleep);
+    let mut index = PairingPodIndex::new(ProviderMode::Sleep);
     let gone = || Delta::Deleted(ObjectName::new("ns", "n-1-dual"));
     assert_eq!(event_log(&mut index, [placed("a", "Running"), gone()]), ["+a", "?a"]);
     assert_eq!(
@@ -82,7 +82,7 @@ fn a_pod_whose_end_nobody_saw_is_not_told_to_have_ended() {
 
 #[test]
 fn a_failure_is_kept_until_a_provider_is_ready_or_the_node_has_no_pod() {
-    let mut index = PodIndex::new(ProviderMode::Sleep);
+    let mut index = PairingPodIndex::new(ProviderMode::Sleep);
     let gone = |name: &str| -> Delta<Pod> { Delta::Deleted(ObjectName::new("ns", name)) };
     let with_state = |state: Value| -> Delta<Pod> {
         let mut pod = provider("a");
@@ -102,7 +102,7 @@ fn a_failure_is_kept_until_a_provider_is_ready_or_the_node_has_no_pod() {
         pod.metadata.name = Some("other".to_owned());
         Delta::Applied(pod.into())
     };
-    let failure = |index: &PodIndex| index.container_failure(&"n".into(), &["GPU-1".into()]).is_some();
+    let failure = |index: &PairingPodIndex| index.container_failure(&"n".into(), &["GPU-1".into()]).is_some();
     event_log(&mut index, [failed()]);
     assert!(failure(&index));
     event_log(&mut index, [ready()]);

@@ -49,7 +49,7 @@ fn launcher_metric_lines(metrics: &prometheus::Registry) -> Vec<String> {
 fn a_launcher_that_does_not_become_ready_is_stuck_after_a_while_and_one_of_another_template_is_stale() {
     let metrics = prometheus::Registry::new();
     let (facts, hash) = facts();
-    let mut index = PodIndex::new(ProviderMode::Launcher);
+    let mut index = PairingPodIndex::new(ProviderMode::Launcher);
     let mut census = PairingMetrics::new(DualPodMetrics::new(&metrics));
     let mut see = |pairing_metrics: &mut PairingMetrics, seen: Pod, now: Tick| {
         let name = ObjectName::new("ns", seen.name_any());
@@ -80,7 +80,7 @@ fn a_launcher_that_does_not_become_ready_is_stuck_after_a_while_and_one_of_anoth
 fn what_is_due_is_looked_at_without_any_news_of_it() {
     let metrics = prometheus::Registry::new();
     let (facts, hash) = facts();
-    let mut index = PodIndex::new(ProviderMode::Launcher);
+    let mut index = PairingPodIndex::new(ProviderMode::Launcher);
     let mut census = PairingMetrics::new(DualPodMetrics::new(&metrics));
     index.apply(Delta::Applied(launcher(None, &hash, false).into()), &facts, &mut drop);
     let inputs = |now| MetricsInputs { index: &index, facts: &facts, now };

@@ -25,7 +25,7 @@ fn the_event_of_a_sleep_at_level_2_names_the_annotation_that_allows_level_1() {
     pod.metadata.namespace = Some("ns".to_owned());
     pod.metadata.uid = Some("uid".to_owned());
     record::write(&mut pod, &node, "chat", &record, 8000);
-    let mut index = PodIndex::new(ProviderMode::Sleep);
+    let mut index = PairingPodIndex::new(ProviderMode::Sleep);
     let change = Delta::Applied(pod.into());
     index.apply(change, &ClusterFacts::default(), &mut drop);
     let provider = index.provider(&node, &ProviderId::direct(&record.engine)).cloned();
@@ -58,14 +58,14 @@ fn the_event_of_a_sleep_at_level_2_names_the_annotation_that_allows_level_1() {
 #[tokio::test]
 async fn the_timer_of_an_earlier_wait_reports_nothing_of_the_present_one() {
     let (sender, mut sent) = EventSender::for_test();
-    let (mut events, mut tasks) = (PodEvents::new(sender), Tasks::default());
+    let (mut events, mut tasks) = (PodEvents::new(sender), PairingTasks::default());
     let mut pod = Pod::default();
     pod.metadata.name = Some("one".to_owned());
     pod.metadata.namespace = Some("ns".to_owned());
     pod.metadata.uid = Some("uid".to_owned());
     pod.metadata.annotations = Some([(keys::SERVER_PATCH.to_owned(), "{}".to_owned())].into());
     pod.spec = Some(PodSpec::default());
-    let mut index = PodIndex::new(ProviderMode::Sleep);
+    let mut index = PairingPodIndex::new(ProviderMode::Sleep);
     index.apply(Delta::Applied(pod.into()), &ClusterFacts::default(), &mut drop);
     let (node, id) = (NodeName::from("n"), RequesterId::from("uid"));
     let reasons = BTreeMap::from([((node.clone(), id.clone()), "no room".to_owned())]);

@@ -9,7 +9,7 @@ use crate::{crd::ledger::ObjectName, engine_pod::EnginePod, watch::Delta};
 
 /// What changed Pods belong to.
 #[derive(Debug, Default)]
-struct Touched {
+struct AffectedObjects {
     labels: BTreeSet<PodLabels>,
     /// Deployments of the engines that have the Pods.
     deployments: BTreeSet<ObjectName>,
@@ -17,7 +17,7 @@ struct Touched {
     models: BTreeSet<ObjectName>,
 }
 
-impl Touched {
+impl AffectedObjects {
     fn add(&mut self, pod: &EnginePod) {
         self.labels.insert(PodLabels::of(pod));
         self.models.extend(pod.object.clone());
@@ -26,7 +26,7 @@ impl Touched {
 
 impl EngineManager {
     pub(super) fn apply(&mut self, change: Delta<Pod>) {
-        let mut touched = Touched::default();
+        let mut touched = AffectedObjects::default();
         match change {
             Delta::All { namespace, objects } => {
                 let listed: Vec<Arc<EnginePod>> = objects
@@ -62,8 +62,8 @@ impl EngineManager {
         }
     }
 
-    fn update_touched(&mut self, touched: Touched) {
-        let Touched { labels, mut deployments, models } = touched;
+    fn update_touched(&mut self, touched: AffectedObjects) {
+        let AffectedObjects { labels, mut deployments, models } = touched;
         for labels in &labels {
             deployments.extend(self.scalers.of_labels(labels).cloned());
         }
@@ -85,7 +85,7 @@ impl EngineManager {
         deployments.iter().for_each(|deployment| self.end_unused_scaler(deployment));
     }
 
-    fn pod_applied(&mut self, pod: Arc<EnginePod>, touched: &mut Touched) {
+    fn pod_applied(&mut self, pod: Arc<EnginePod>, touched: &mut AffectedObjects) {
         if let Some(known) = self.pods.get(&pod.name).cloned() {
             touched.add(&known);
             // The same name with another UID is another Pod.
@@ -108,7 +108,7 @@ impl EngineManager {
         self.pods.insert(pod);
     }
 
-    fn pod_deleted(&mut self, name: &ObjectName, touched: &mut Touched) {
+    fn pod_deleted(&mut self, name: &ObjectName, touched: &mut AffectedObjects) {
         if let Some(pod) = self.pods.remove(name) {
             touched.add(&pod);
         }

@@ -125,7 +125,7 @@ fn phase_span(step: &PhaseInterval, trace_context: TraceContext, record: &Reques
     };
     let engine = step.engine.as_ref().map(|engine| KeyValue::new("rouse.engine", engine.to_string()));
     let error = step.error.map(|error| KeyValue::new("error.type", error));
-    // A client that disconnects is no failure of the phase.
+    // A client that disconnects is not a failure of the phase.
     let failed = step.error.filter(|error| *error != CLIENT_LEFT);
     SpanData {
         span_context: context(
@@ -165,7 +165,7 @@ fn path(record: &RequestRecord) -> &str {
     record.path.split_once('?').map_or(&record.path, |(path, _)| path)
 }
 
-/// Returns the route as a pattern; `None` if it is no route.
+/// Returns the route as a pattern; `None` if it is not a route.
 ///
 /// Patterns keep the number of span names independent of the number of models.
 fn route(label: &str, path: &str) -> Option<&'static str> {

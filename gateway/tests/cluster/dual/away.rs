@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Api, ResourceExt as _, api::DeleteParams};
 
 use super::{
-    both::{engines_of, for_sleeping_kinds},
+    all_modes::{engines_of, for_sleeping_kinds},
     node,
 };
 use crate::pairs::both_replaced;

@@ -9,7 +9,7 @@ use tokio::time::{Duration, sleep};
 
 use super::{
     DualPodsFixture,
-    both::{TestedProviderKind, engines_of},
+    all_modes::{TestedProviderKind, engines_of},
 };
 use crate::{crashes::before_each_write, pairs::both_replaced};
 

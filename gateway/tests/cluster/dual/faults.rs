@@ -14,7 +14,7 @@ use tokio::time::{Duration, Instant};
 
 use super::{
     DualPodsFixture,
-    both::{engines_of, for_all_kinds},
+    all_modes::{engines_of, for_all_kinds},
 };
 use crate::{
     client::{TestClient, TestResponse, chat_body, request},

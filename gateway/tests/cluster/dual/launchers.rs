@@ -13,7 +13,7 @@ use rouse_controllers::{crd::ledger::ObjectName, stub_key::StubKey};
 use rouse_net::http_client::HttpClient;
 use serde_json::{Value, json};
 
-use super::{DualPodsFixture, both::TestedProviderKind};
+use super::{DualPodsFixture, all_modes::TestedProviderKind};
 use crate::{
     launched::{define_fma_kinds, engines, generations},
     pairs::{address, annotation, chat_with_requester, is_ready, is_served, label},

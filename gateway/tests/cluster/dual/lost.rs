@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{
     DualPodsFixture,
-    both::{TestedProviderKind, engines_of, for_all_kinds, for_sleeping_kinds, is_empty},
+    all_modes::{TestedProviderKind, engines_of, for_all_kinds, for_sleeping_kinds, is_empty},
     patch,
 };
 use crate::{

@@ -24,7 +24,7 @@ async fn an_accelerator_with_a_fault_is_left_and_its_engine_replaced_on_another(
     let (requester, provider) = duo.until_served("one").await;
     let faulty = annotation(&provider, "accelerators").unwrap().to_owned();
     exporter.set(&[(&faulty, "Hostname=\"n\"", 0)]);
-    // A program's error is no fault of its accelerator.
+    // A program's error is not a fault of its accelerator.
     exporter.add("DCGM_FI_DEV_XID_ERRORS", &faulty, 31);
     exporter.add("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", &faulty, 1);
     let deleted = events::until_event(&duo.world, &requester, "Deleted").await;

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{
     DualPodsFixture,
-    both::{TestedProviderKind, for_all_kinds, for_sleeping_kinds, is_empty},
+    all_modes::{TestedProviderKind, for_all_kinds, for_sleeping_kinds, is_empty},
 };
 use crate::{
     launched::engines,

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 
 use super::{
     DualPodsFixture,
-    both::{TestedProviderKind, engines_of},
+    all_modes::{TestedProviderKind, engines_of},
 };
 use crate::pairs::{address, chat_with_requester};
 

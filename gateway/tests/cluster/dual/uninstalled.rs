@@ -7,7 +7,7 @@ use kube::{
 };
 use serde_json::Value;
 
-use super::both::{for_all_kinds, for_sleeping_kinds};
+use super::all_modes::{for_all_kinds, for_sleeping_kinds};
 use crate::support::repo_path;
 
 /// The documented patch with which an administrator releases a Pod that no gateway releases.

@@ -13,7 +13,7 @@ use tokio::time::{Duration, Instant};
 
 use super::{
     DualPodsFixture,
-    both::{engines_of, for_sleeping_kinds},
+    all_modes::{engines_of, for_sleeping_kinds},
     patch,
 };
 use crate::pairs::{annotation, is_ready, is_unbound, label};

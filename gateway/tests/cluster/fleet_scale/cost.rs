@@ -10,7 +10,7 @@ use kube::{
 use serde_json::json;
 use tokio::time::{Duration, Instant, sleep};
 
-use super::{fleet::Fleet, pods::unless_gone};
+use super::{fleet::FleetInstallation, pods::unless_gone};
 use crate::scale::cpu;
 
 /// CPU time of the leader for one Pod event, as promised.
@@ -25,7 +25,7 @@ const DELIVERY: Duration = Duration::from_secs(1);
 const AT_ONCE: usize = 8;
 
 /// Changes the statuses of Pods, as kubelets do, and returns the leader's CPU time for one change.
-pub(super) async fn check_pod_event(fleet: &Fleet<'_>) -> Duration {
+pub(super) async fn check_pod_event(fleet: &FleetInstallation<'_>) -> Duration {
     let (_, place) = fleet.leader().await;
     let leader = &fleet.gateways[place].process;
     let pods = pod_names(fleet).await;
@@ -53,7 +53,7 @@ pub(super) async fn check_pod_event(fleet: &Fleet<'_>) -> Duration {
 }
 
 /// The names of all Pods.
-pub(super) async fn pod_names(fleet: &Fleet<'_>) -> Vec<String> {
+pub(super) async fn pod_names(fleet: &FleetInstallation<'_>) -> Vec<String> {
     let client = fleet.world.site.admin.clone();
     let pods: Api<core::PartialObjectMeta<Pod>> = Api::namespaced(client, fleet.world.name());
     let all = pods.list(&ListParams::default()).await.unwrap().items;

@@ -60,7 +60,7 @@ pub(super) struct FleetGateway {
     pub(super) process: ClusterGateway,
 }
 
-pub(super) struct Fleet<'a> {
+pub(super) struct FleetInstallation<'a> {
     /// Those that still run.
     pub(super) gateways: Vec<FleetGateway>,
     pub(super) lease: LeaseWatch,
@@ -70,7 +70,7 @@ pub(super) struct Fleet<'a> {
     pub(super) optimised: bool,
 }
 
-impl<'a> Fleet<'a> {
+impl<'a> FleetInstallation<'a> {
     /// Returns once every engine serves.
     pub(super) async fn start(cluster: &'a TestCluster, size: FleetSize) -> Self {
         let programs = TestPrograms::optimised();

@@ -17,7 +17,7 @@ use tokio::{
 
 use super::{
     cost::{pod_names, touch},
-    fleet::Fleet,
+    fleet::FleetInstallation,
     ledger::check_pool,
     objects::{ENGINES, MODELS_PER_POOL, pool_name, running_spec},
     takeover::{self, EndedGateway},
@@ -53,7 +53,7 @@ pub(super) const fn is_rolled(model: usize) -> bool {
 
 /// Changes Pods all the while, gives models a new template, kills the leader amid that, and asserts what must hold.
 /// `cold`: the number of a cold model that nothing has asked for yet.
-pub(super) async fn check(fleet: &mut Fleet<'_>, cold: usize) {
+pub(super) async fn check(fleet: &mut FleetInstallation<'_>, cold: usize) {
     let mut pools = follow_pools(fleet).await;
     let (former, _) = fleet.leader().await;
     let (first_revision, first_event) = (fleet.lease.count() - 1, fleet.world.runner.pod_events());
@@ -86,7 +86,7 @@ pub(super) async fn check(fleet: &mut Fleet<'_>, cold: usize) {
 }
 
 /// Follows every pool, by its number.
-async fn follow_pools(fleet: &Fleet<'_>) -> BTreeMap<usize, PoolRevisions> {
+async fn follow_pools(fleet: &FleetInstallation<'_>) -> BTreeMap<usize, PoolRevisions> {
     let api: Api<AcceleratorPool> = Api::all(fleet.world.site.admin.clone());
     let mut pools = BTreeMap::new();
     for n in 0..fleet.size.models / MODELS_PER_POOL {
@@ -122,7 +122,7 @@ async fn change_pods(client: Client, namespace: String, pods: Vec<String>, rate:
 }
 
 /// Gives some models a new template.
-async fn change_templates(fleet: &Fleet<'_>) {
+async fn change_templates(fleet: &FleetInstallation<'_>) {
     for n in (0..fleet.size.models).filter(|n| is_rolled(*n)) {
         let spec = running_spec(n, "second");
         let patch = Patch::Merge(json!({"spec": {"template": spec["template"]}}));
@@ -136,7 +136,7 @@ async fn change_templates(fleet: &Fleet<'_>) {
 }
 
 /// Waits until the new template's Deployment of each of these models has all Pods, and the former has none.
-async fn until_rolled(fleet: &Fleet<'_>) {
+async fn until_rolled(fleet: &FleetInstallation<'_>) {
     let mut looks = interval(Duration::from_millis(500));
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let over = async {

@@ -19,7 +19,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 
 use super::{
     pods::{AcceleratorSlot, new_pod, running_status, unless_gone},
-    stub::{Readiness, StubServer},
+    stub::{PodReadiness, StubServer},
 };
 use crate::pairs::is_ready;
 
@@ -34,7 +34,7 @@ pub(super) struct WorkloadRunner {
     /// The second number of the cluster's addresses, `127.N.0.0/16`.
     network: u8,
     permits: Semaphore,
-    readiness: mpsc::UnboundedSender<Readiness>,
+    readiness: mpsc::UnboundedSender<PodReadiness>,
     /// Changes of Pods so far.
     pub(super) events: AtomicU64,
     pub(super) state: Mutex<WorkloadState>,
@@ -60,7 +60,7 @@ impl WorkloadRunner {
         pods: Api<Pod>,
         network: u8,
         free: BTreeMap<String, VecDeque<AcceleratorSlot>>,
-        readiness: mpsc::UnboundedSender<Readiness>,
+        readiness: mpsc::UnboundedSender<PodReadiness>,
     ) -> Self {
         let state =
             WorkloadState { pods_made: 0, free, running: BTreeMap::new(), deployments: BTreeMap::new() };

@@ -19,7 +19,7 @@ use tokio::{
 use super::wire::{StubConnection, StubRequest, TOKEN_TIME};
 
 /// What the kubelet's probe of a Pod's stub finds from now on: the Pod's name, and whether it is ready.
-pub(super) type Readiness = (String, bool);
+pub(super) type PodReadiness = (String, bool);
 
 /// The stub and the engine of one Pod.
 struct Stub {
@@ -27,7 +27,7 @@ struct Stub {
     accelerator: String,
     /// Its leases are the requests in flight.
     gate: watch::Sender<GateStatus>,
-    readiness: mpsc::UnboundedSender<Readiness>,
+    readiness: mpsc::UnboundedSender<PodReadiness>,
 }
 
 /// The listeners of one Pod. The drop closes them and cuts their connections.
@@ -45,7 +45,7 @@ impl StubServer {
         address: Ipv4Addr,
         pod: String,
         accelerator: String,
-        readiness: mpsc::UnboundedSender<Readiness>,
+        readiness: mpsc::UnboundedSender<PodReadiness>,
     ) -> io::Result<Self> {
         let spi = TcpListener::bind((address, SPI_PORT)).await?;
         let proxy = TcpListener::bind((address, PROXY_PORT)).await?;
@@ -135,7 +135,7 @@ impl Stub {
 
     /// Answers a request to the engine, unless the gate is closed.
     async fn forward(&self, connection: &mut StubConnection, request: &StubRequest) -> Option<()> {
-        let Some(_lease) = Lease::of(&self.gate) else { return connection.reply_gated().await };
+        let Some(_lease) = StubLease::of(&self.gate) else { return connection.reply_gated().await };
         match (&*request.method, &*request.path) {
             ("GET", "/health") => connection.reply(200, &json!({})).await,
             ("POST", "/v1/chat/completions") => {
@@ -165,9 +165,9 @@ fn whole_answer(model: &Value, tokens: u64) -> Value {
 }
 
 /// A request in flight to the engine.
-struct Lease<'a>(&'a watch::Sender<GateStatus>);
+struct StubLease<'a>(&'a watch::Sender<GateStatus>);
 
-impl<'a> Lease<'a> {
+impl<'a> StubLease<'a> {
     /// `None`: the gate is closed.
     fn of(gate: &'a watch::Sender<GateStatus>) -> Option<Self> {
         let open = gate.send_if_modified(|gate| {
@@ -178,7 +178,7 @@ impl<'a> Lease<'a> {
     }
 }
 
-impl Drop for Lease<'_> {
+impl Drop for StubLease<'_> {
     fn drop(&mut self) {
         self.0.send_modify(|gate| gate.leases -= 1);
     }

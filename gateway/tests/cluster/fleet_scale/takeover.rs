@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use tokio::time::{Duration, Instant};
 
 use super::{
-    fleet::Fleet,
+    fleet::FleetInstallation,
     objects::{ENGINES, cold_name},
 };
 use crate::{installation::blocking, load::BackgroundLoad};
@@ -24,7 +24,7 @@ pub(super) struct EndedGateway {
 /// Ends the leader with this signal, and asserts that the next one decides in time: a request for a cold model, sent
 /// when the new holder is seen, gets its engine. `cold`: the number of that model, which nothing has asked for yet.
 pub(super) async fn check(
-    fleet: &mut Fleet<'_>,
+    fleet: &mut FleetInstallation<'_>,
     signal: Signal,
     cold: usize,
     load: Option<&BackgroundLoad>,

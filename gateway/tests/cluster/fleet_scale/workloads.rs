@@ -26,7 +26,7 @@ use tokio::{
 use super::{
     pods::{AcceleratorSlot, status_conditions, unless_gone},
     scaling::WorkloadRunner,
-    stub::Readiness,
+    stub::PodReadiness,
 };
 
 /// Reports of stubs that are taken together, and how many of them are written at once.
@@ -167,7 +167,7 @@ async fn follow_pods(runner: Arc<WorkloadRunner>, api: Api<PartialObjectMeta<Pod
 }
 
 /// Reports what probes of the stubs find, as kubelets do.
-async fn report_readiness(runner: Arc<WorkloadRunner>, mut reports: mpsc::UnboundedReceiver<Readiness>) {
+async fn report_readiness(runner: Arc<WorkloadRunner>, mut reports: mpsc::UnboundedReceiver<PodReadiness>) {
     let mut taken = Vec::new();
     while reports.recv_many(&mut taken, REPORTS).await > 0 {
         // Each Pod's kubelet reports on its own. Of several reports of one Pod, the last one counts.

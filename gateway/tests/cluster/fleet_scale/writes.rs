@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use super::{
-    fleet::{Fleet, chat},
+    fleet::{FleetInstallation, chat},
     wire::TOKEN_TIME,
 };
 use crate::crowd;
@@ -28,7 +28,7 @@ const SETTLE: Duration = Duration::from_secs(6);
 const WRITES: [&str; 5] = ["create", "update", "patch", "delete", "deletecollection"];
 
 /// Keeps models in use and starts and ends the use of others, and counts the writes meanwhile.
-pub(super) async fn check_rate(fleet: &Fleet<'_>) {
+pub(super) async fn check_rate(fleet: &FleetInstallation<'_>) {
     let mut streams = use_models(fleet).await;
     sleep(SETTLE).await;
     let before = fleet.calls().len();
@@ -49,7 +49,7 @@ pub(super) async fn check_rate(fleet: &Fleet<'_>) {
 }
 
 /// Opens a stream to each model that is to be in use, and returns once all have begun. The drop closes them.
-async fn use_models(fleet: &Fleet<'_>) -> JoinSet<()> {
+async fn use_models(fleet: &FleetInstallation<'_>) -> JoinSet<()> {
     let mut streams = JoinSet::new();
     let (begun, mut begun_rx) = mpsc::channel(fleet.size.in_use);
     for n in 0..fleet.size.in_use {
@@ -71,7 +71,7 @@ async fn use_models(fleet: &Fleet<'_>) -> JoinSet<()> {
 }
 
 /// Sends short requests to other models, one after the other, until the window ends.
-async fn make_edges(fleet: &Fleet<'_>, begun: Instant) -> JoinSet<()> {
+async fn make_edges(fleet: &FleetInstallation<'_>, begun: Instant) -> JoinSet<()> {
     let mut requests = JoinSet::new();
     let every = Duration::from_secs(2) / EDGES_PER_SECOND;
     let others = fleet.size.models - fleet.size.in_use;

@@ -9,7 +9,7 @@ use rouse_controllers::{
 };
 use serde_json::{Value, json};
 
-use super::Succession;
+use super::LeaderHandover;
 use crate::{site::GatewayNamespace, support::own_cluster};
 
 /// An AcceleratorNode of this name with more at the top.
@@ -24,7 +24,7 @@ fn node(name: &str, version: Option<&str>, more: (&str, Value)) -> Value {
     object
 }
 
-impl Succession<'_> {
+impl LeaderHandover<'_> {
     async fn node(&self, name: &str) -> AcceleratorNode {
         let all: Api<AcceleratorNode> = Api::all(self.site.admin.clone());
         let object = serde_json::from_value(node(name, None, ("spec", json!({"pool": "first"})))).unwrap();
@@ -87,7 +87,7 @@ impl Succession<'_> {
 async fn no_held_write_to_an_accelerator_node_changes_what_the_next_leader_wrote() {
     let cluster = own_cluster().await;
     let site = GatewayNamespace::new(&cluster, "held-nodes").await;
-    let (succession, leader) = Box::pin(Succession::of(site, 3)).await;
+    let (succession, leader) = Box::pin(LeaderHandover::of(site, 3)).await;
     tokio::join!(
         Box::pin(succession.hand_over(leader)),
         Box::pin(succession.holds_node_pool()),

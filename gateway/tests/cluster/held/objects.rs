@@ -9,7 +9,7 @@ use rouse_controllers::{
 };
 use serde_json::{Value, json};
 
-use super::{Succession, pod};
+use super::{LeaderHandover, pod};
 
 fn deployment(name: &str, replicas: u32, version: Option<&str>) -> Value {
     let mut metadata = json!({"name": name, "annotations": {EPOCH: "1"}});
@@ -26,7 +26,7 @@ fn deployment(name: &str, replicas: u32, version: Option<&str>) -> Value {
     }})
 }
 
-impl Succession<'_> {
+impl LeaderHandover<'_> {
     /// Creates a Deployment, and waits until its controller has written what it writes.
     async fn deployment(&self, name: &str) -> Deployment {
         let made: Deployment = self.create(deployment(name, 2, None)).await;
@@ -128,7 +128,7 @@ impl Succession<'_> {
 
 #[tokio::test]
 async fn no_held_write_to_a_deployment_or_a_status_changes_what_the_next_leader_wrote() {
-    let (succession, leader) = Box::pin(Succession::new("held-objects", 5)).await;
+    let (succession, leader) = Box::pin(LeaderHandover::new("held-objects", 5)).await;
     tokio::join!(
         Box::pin(succession.hand_over(leader)),
         Box::pin(succession.holds_deployment()),

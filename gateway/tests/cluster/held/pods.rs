@@ -20,7 +20,7 @@ use rouse_controllers::{
 };
 use serde_json::{Value, json};
 
-use super::{Succession, fence, pod, writer};
+use super::{LeaderHandover, fence, pod, writer};
 use crate::{site::GatewayNamespace, support::cluster};
 
 /// The patch that binds an engine to this requester, or to none.
@@ -62,7 +62,7 @@ fn status(text: &str) -> Value {
     json!({"metadata": {"annotations": {keys::STATUS: text}}})
 }
 
-impl Succession<'_> {
+impl LeaderHandover<'_> {
     /// Holds one patch of a Pod until the other was applied.
     async fn holds_patch(&self, name: &str, metadata: Value, former: Value, next: Value) {
         let before = &self.pod(name, metadata).await;
@@ -114,7 +114,7 @@ impl Succession<'_> {
 
 #[tokio::test]
 async fn no_held_write_to_a_pod_changes_what_the_next_leader_wrote() {
-    let (succession, leader) = Box::pin(Succession::new("held-pods", 6)).await;
+    let (succession, leader) = Box::pin(LeaderHandover::new("held-pods", 6)).await;
     let bound = binding(Some("before"))["metadata"].clone();
     let (former, next) = (binding(Some("former")), binding(Some("next")));
     tokio::join!(

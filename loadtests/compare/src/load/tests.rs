@@ -24,7 +24,7 @@ async fn engine() -> SocketAddr {
 /// How a relay damages an engine's output.
 #[derive(Clone, Copy, PartialEq)]
 enum RelayDamage {
-    /// Splits it into pieces of a few bytes, which is no damage.
+    /// Splits it into pieces of a few bytes, which does no damage.
     Pieces,
     /// Flips one bit of one byte deep inside.
     Flip,

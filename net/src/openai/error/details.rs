@@ -88,7 +88,7 @@ const fn never_queued_reason(fault: &Fault) -> &'static str {
         Fault::ShuttingDown => "nothing: the gateway is shutting down",
         Fault::StubNotServing { .. } => "the engine's gate",
         Fault::ModelNotAwake { .. } => "nothing: a GET does not wake a model",
-        Fault::ControlPlaneUnavailable => "the control plane",
+        Fault::ControlPlaneUnavailable => "the gateway's decision loop",
         _ => "nothing",
     }
 }

@@ -1,17 +1,19 @@
-# The first process of a node: it makes what the others see, and while it lives they do. Its stdin is held by the test's
-# process; when that ends, however it ends, this one does, and the kernel kills all that is left in its pid namespace, takes
-# away the mounts and the network. Arguments: its folder, that of its logs, name, own address, the host's address.
+# The first process of a node. The node's other processes run in its namespaces, and they end with it. The test's
+# process holds its stdin: when that process ends, in any way, this one ends too, and the kernel kills all processes in
+# its pid namespace and removes the mounts and the network. Arguments: its folder, the folder of its logs, its name, its
+# own address, the host's address.
 set -eu
 folder=$1 log=$2 name=$3 own=$4 host=$5
 
-# Still the host's /proc: who we are to those outside, who put one end of a wire in here and then say so.
+# This is still the host's /proc, so it has our pid outside. The test's process moves one end of a veth pair in here,
+# and then writes a line.
 read -r pid _ < /proc/self/stat
 echo "$pid"
 read -r _
 
 mount -t proc proc /proc
-# The places where kubelet, runtime and CNI keep things by custom: Pods that mount them find what they expect, and nothing of
-# this machine's own is touched.
+# The customary folders of kubelet, runtime and CNI: Pods that mount them find what they expect, and nothing of this
+# machine's own is touched.
 mount --bind "$folder/lib" /var/lib
 mount --bind "$log" /var/log
 mount -t tmpfs tmpfs /run

@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod api;
+mod cleanup;
 mod devices;
 mod faults;
-mod ground;
 mod lifecycle;
 mod links;
 mod pods;

@@ -2,10 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
+mod cleanup;
 mod containers;
 mod deployments;
 mod engine;
-mod ground;
 mod http;
 mod site;
 #[path = "../cluster/support.rs"]

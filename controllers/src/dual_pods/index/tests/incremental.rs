@@ -114,7 +114,7 @@ fn readable(pod: Pod) -> WatchedObject<Pod> {
 }
 
 /// The events of a replay of these changes' Pods.
-fn replayed(index: &PodIndex, changes: &FactChanges) -> Vec<PairingEvent> {
+fn replayed(index: &PairingPodIndex, changes: &FactChanges) -> Vec<PairingEvent> {
     let mut events = Vec::new();
     index.replay(changes, &ClusterFacts::default(), &mut |event| events.push(event));
     events
@@ -135,7 +135,7 @@ type Answers =
     (Vec<PairingEvent>, Vec<RequesterId>, Vec<Vec<(PairingEngineId, u16)>>, Vec<Option<ObjectName>>);
 
 /// What the index answers to each question.
-fn answers(index: &PodIndex) -> Answers {
+fn answers(index: &PairingPodIndex) -> Answers {
     let requesters = index.requesters().map(|requester| requester.id.clone()).collect();
     let ports = NODES.map(|node| {
         let node = NodeName::from(node);
@@ -156,7 +156,7 @@ fn answers(index: &PodIndex) -> Answers {
 }
 
 /// What decides on the connection to each launcher.
-fn launcher_states(index: &PodIndex) -> BTreeMap<LauncherLocation, (Uid, bool)> {
+fn launcher_states(index: &PairingPodIndex) -> BTreeMap<LauncherLocation, (Uid, bool)> {
     let state = |role: &IndexedPod| match role {
         IndexedPod::Provider(provider) if provider.is_launcher() => Some((
             (provider.node.clone(), provider.id.clone()),
@@ -175,7 +175,7 @@ proptest! {
         changes in prop::collection::vec(pod_change(), 1..25),
     ) {
         let facts = ClusterFacts::default();
-        let mut index = PodIndex::new(ProviderMode::Sleep);
+        let mut index = PairingPodIndex::new(ProviderMode::Sleep);
         let mut pods: BTreeMap<usize, Pod> = BTreeMap::new();
         let mut known: BTreeMap<LauncherLocation, (Uid, bool)> = BTreeMap::new();
         for change in changes {
@@ -189,7 +189,7 @@ proptest! {
             };
             index.apply(delta, &facts, &mut |event| emitted.push(event));
 
-            let mut fresh = PodIndex::new(ProviderMode::Sleep);
+            let mut fresh = PairingPodIndex::new(ProviderMode::Sleep);
             let objects = pods.values().cloned().map(readable).collect();
             fresh.apply(Delta::All { namespace: None, objects }, &facts, &mut drop);
             prop_assert_eq!(answers(&index), answers(&fresh));

@@ -25,7 +25,7 @@ impl PodUser for Task {
 
 /// A change of the engine with this number.
 #[derive(Clone, Debug)]
-enum Change {
+enum EngineChange {
     Insert(u32, Task),
     Update(u32, Task),
     Remove(u32),
@@ -49,12 +49,12 @@ fn task() -> impl Strategy<Value = Task> {
     })
 }
 
-fn change() -> impl Strategy<Value = Change> {
+fn change() -> impl Strategy<Value = EngineChange> {
     prop_oneof![
-        4 => (0..6_u32, task()).prop_map(|(number, task)| Change::Insert(number, task)),
-        8 => (0..6_u32, task()).prop_map(|(number, task)| Change::Update(number, task)),
-        3 => (0..6_u32).prop_map(Change::Remove),
-        1 => Just(Change::Clear),
+        4 => (0..6_u32, task()).prop_map(|(number, task)| EngineChange::Insert(number, task)),
+        8 => (0..6_u32, task()).prop_map(|(number, task)| EngineChange::Update(number, task)),
+        3 => (0..6_u32).prop_map(EngineChange::Remove),
+        1 => Just(EngineChange::Clear),
     ]
 }
 
@@ -102,11 +102,11 @@ proptest! {
         let mut tasks: BTreeMap<EngineId, Task> = BTreeMap::new();
         for change in changes {
             match change {
-                Change::Insert(number, task) => {
+                EngineChange::Insert(number, task) => {
                     index.insert(engine(number), task.clone());
                     tasks.insert(engine(number), task);
                 }
-                Change::Update(number, task) => {
+                EngineChange::Update(number, task) => {
                     let changed = index.change(&engine(number), |known| *known = task.clone());
                     let known = tasks.get_mut(&engine(number));
                     prop_assert_eq!(changed.is_some(), known.is_some());
@@ -114,10 +114,10 @@ proptest! {
                         *known = task;
                     }
                 }
-                Change::Remove(number) => {
+                EngineChange::Remove(number) => {
                     prop_assert_eq!(index.remove(&engine(number)), tasks.remove(&engine(number)));
                 }
-                Change::Clear => {
+                EngineChange::Clear => {
                     index.clear();
                     tasks.clear();
                 }

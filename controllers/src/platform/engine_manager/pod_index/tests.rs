@@ -5,7 +5,7 @@ use super::*;
 use crate::platform::testing;
 
 #[derive(Clone, Debug)]
-enum Change {
+enum EnginePodChange {
     Insert(Box<EnginePod>),
     Remove(ObjectName),
     GiveUp(ObjectName),
@@ -35,11 +35,11 @@ fn pod() -> impl Strategy<Value = EnginePod> {
     )
 }
 
-fn change() -> impl Strategy<Value = Change> {
+fn change() -> impl Strategy<Value = EnginePodChange> {
     prop_oneof![
-        8 => pod().prop_map(|pod| Change::Insert(Box::new(pod))),
-        3 => name().prop_map(Change::Remove),
-        2 => name().prop_map(Change::GiveUp),
+        8 => pod().prop_map(|pod| EnginePodChange::Insert(Box::new(pod))),
+        3 => name().prop_map(EnginePodChange::Remove),
+        2 => name().prop_map(EnginePodChange::GiveUp),
     ]
 }
 
@@ -85,15 +85,15 @@ proptest! {
         let mut surplus: BTreeMap<ObjectName, String> = BTreeMap::new();
         for change in changes {
             match change {
-                Change::Insert(pod) => {
+                EnginePodChange::Insert(pod) => {
                     pods.insert(pod.name.clone(), (*pod).clone());
                     index.insert(Arc::from(pod));
                 }
-                Change::Remove(name) => {
+                EnginePodChange::Remove(name) => {
                     let removed = index.remove(&name).map(|pod| (*pod).clone());
                     prop_assert_eq!(removed, pods.remove(&name));
                 }
-                Change::GiveUp(name) => {
+                EnginePodChange::GiveUp(name) => {
                     if let Some(pod) = pods.get(&name) {
                         let first = surplus.insert(name.clone(), pod.uid.clone()).is_none();
                         prop_assert_eq!(index.give_up(&name), first);

@@ -2,7 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::Value;
+use rouse::{
+    fault::{BlockingModel, WaitDetails},
+    units::{Bytes, Millis},
+};
+use serde_json::{Value, json};
 
 use super::{DOCUMENT, PATH};
 use crate::http::{
@@ -74,6 +78,41 @@ async fn answers_of_every_operation_are_as_the_document_says() {
     assert_matches_schema("GET /admin/v1/fleet", &ask(at, "GET /admin/v1/fleet", "").await);
     let served = ask(at, &format!("GET {PATH}"), "authorization: Bearer t\r\n").await;
     assert_eq!(served.body, DOCUMENT.as_bytes());
+}
+
+/// A waiting model with every field set: most of them are rare in a running gateway.
+#[test]
+fn the_schema_of_a_wait_has_each_of_its_fields_and_no_other() {
+    // Without `..`, so that a new field does not compile until it is here.
+    let wait = WaitDetails {
+        waited_for: "holder holds the memory".to_owned(),
+        named_models: vec!["holder".into()],
+        waited: Millis(1),
+        position: 1,
+        holders: vec![BlockingModel {
+            model: "holder".into(),
+            memory: Bytes(1),
+            idle_for: Millis(1),
+            leases: 1,
+            pinned: true,
+        }],
+        unlisted_holders: 1,
+        retry_after: Some(Millis(1)),
+        // Only the refusal of a request has one. The admin API shows models that wait.
+        expired_limit: None,
+    };
+    let document = document();
+    let value = serde_json::to_value(&wait).unwrap();
+    let schema = json!({"$ref": "#/components/schemas/Wait"});
+    assert_eq!(check(&document, &schema, &value), Ok(()));
+    for (schema, value) in [("Wait", &value), ("Holder", &value["holders"][0])] {
+        let properties = document["components"]["schemas"][schema]["properties"].as_object().unwrap();
+        let sent = value.as_object().unwrap();
+        let names = |fields: &serde_json::Map<String, Value>| fields.keys().cloned().collect::<BTreeSet<_>>();
+        assert_eq!(names(properties), names(sent), "{schema}");
+    }
+    let least = serde_json::to_value(WaitDetails::default()).unwrap();
+    assert_eq!(check(&document, &schema, &least), Ok(()), "the required fields are always sent");
 }
 
 /// Checks that the operation documents the response's status, and that the content matches its schema.

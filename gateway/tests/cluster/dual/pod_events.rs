@@ -19,7 +19,7 @@ fn note(event: &Event) -> &str {
 const SLOW: &str = "--start-time 12s";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pair_is_told_why_it_waits_and_what_became_of_it() {
+async fn events_of_a_pair_say_why_it_waits_and_how_that_ended() {
     // Too little for the only sleeper.
     let duo = DualPodsFixture::new("dual-told", 1, "512Mi", "").await;
     duo.ask("slow", 1, 1, SLOW).await;

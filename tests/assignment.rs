@@ -128,7 +128,7 @@ impl AssignmentHarness {
 }
 
 #[test]
-fn an_engine_that_is_left_out_gets_nobody_until_its_pause_is_over_and_then_one() {
+fn an_ejected_engine_gets_no_waiter_until_its_pause_is_over_and_then_one() {
     let mut world = AssignmentHarness::new(2, 3);
     let until = world.now + Millis::secs(10);
     world.set_ejected(0, Some(until));
@@ -150,7 +150,7 @@ fn an_engine_that_is_left_out_gets_nobody_until_its_pause_is_over_and_then_one()
 }
 
 #[test]
-fn at_most_half_are_left_out_and_only_for_the_life_that_failed() {
+fn at_most_half_are_ejected_and_only_for_the_generation_that_failed() {
     for (replicas, shares) in [(1, vec![2]), (2, vec![0, 2]), (3, vec![0, 2, 2]), (4, vec![0, 0, 2, 2])] {
         let mut world = AssignmentHarness::new(replicas, 2);
         for replica in 0..replicas {
@@ -167,7 +167,7 @@ fn at_most_half_are_left_out_and_only_for_the_life_that_failed() {
 }
 
 #[test]
-fn a_journal_that_starts_over_knows_who_is_left_out_and_who_waits_for_whom() {
+fn a_journal_that_starts_over_has_ejections_and_the_engine_of_each_waiter() {
     let mut world = AssignmentHarness::new(2, 1);
     world.set_ejected(1, Some(world.now + Millis::secs(10)));
     world.arrive(1, Some((engine(0), GENERATION)));
@@ -190,7 +190,7 @@ fn a_journal_that_starts_over_knows_who_is_left_out_and_who_waits_for_whom() {
 }
 
 #[test]
-fn who_can_be_answered_by_one_engine_waits_for_it_and_keeps_nobody_else_from_the_others() {
+fn a_waiter_for_one_engine_waits_for_it_and_blocks_no_other_waiter() {
     let mut world = AssignmentHarness::new(2, 1);
     world.arrive(3, Some((engine(1), GENERATION)));
     world.arrive(2, None);

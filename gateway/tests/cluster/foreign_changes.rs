@@ -23,7 +23,7 @@ async fn its_deployment(world: &Installation<'_>) -> Deployment {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_that_somebody_adds_to_a_deployment_are_given_up() {
+async fn pods_that_a_user_adds_to_a_deployment_are_given_up() {
     let world = Installation::new("strangers-scale", 4, "128Gi").await;
     world.model("qwen", "40Gi", "", json!({})).await;
     let gateway = world.gateway("gateway-0", "");
@@ -64,7 +64,7 @@ async fn pods_that_somebody_adds_to_a_deployment_are_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_whose_pod_somebody_deletes_is_replaced_and_nobody_is_sent_to_it() {
+async fn an_engine_whose_pod_is_deleted_is_replaced_and_gets_no_request() {
     let world = Installation::new("strangers-delete", 2, "128Gi").await;
     world.model("qwen", "40Gi", "", json!({})).await;
     let gateway = world.gateway("gateway-0", "");
@@ -85,7 +85,7 @@ async fn an_engine_whose_pod_somebody_deletes_is_replaced_and_nobody_is_sent_to_
 
 /// No decision covers a model that is not served. The next leader ends its leftovers all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_runs_for_a_model_that_was_spoiled_while_nobody_led_ends_and_is_given_back() {
+async fn engines_of_a_model_that_became_invalid_without_a_leader_end_and_return_their_memory() {
     let world = Installation::new("strangers-spoiled", 2, "128Gi").await;
     world.model("qwen", "40Gi", "", json!({})).await;
     let gateway = world.gateway("gateway-0", "");

@@ -133,7 +133,7 @@ fn an_order_to_stop_what_is_needed_is_carried_out_and_it_comes_back() {
 }
 
 #[test]
-fn a_model_that_can_never_have_what_it_needs_says_so_before_anybody_asks() {
+fn a_model_whose_dependencies_never_fit_says_so_before_the_first_request() {
     let large = model("large", 90, &[]);
     let models =
         vec![model("base", 14, &[]), model("beside", 12, &["base"]), large, model("top", 8, &["large"])];

@@ -34,7 +34,7 @@ fn instance_force_kill() {
 }
 
 #[test]
-fn a_stop_goes_on_when_whoever_ordered_it_is_gone_and_several_share_one() {
+fn a_stop_continues_after_its_client_left_and_several_calls_share_one() {
     let launcher = launcher("1s");
     launcher.run("a", STUBBORN);
     launcher.until_logged("a", "deaf");
@@ -134,7 +134,7 @@ fn others_are_answered_while_a_stop_waits() {
 }
 
 #[test]
-fn twenty_engines_start_and_stop_side_by_side_and_a_stubborn_one_delays_nobody() {
+fn twenty_engines_start_and_stop_side_by_side_and_a_stubborn_one_delays_no_other() {
     let launcher = launcher("5s");
     let watch = launcher.watch("");
     let ids: Vec<String> = (0..20).map(|n| format!("i{n}")).collect();

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{
     DualPodsFixture,
-    both::{TestedProviderKind, for_all_kinds, is_empty},
+    all_modes::{TestedProviderKind, for_all_kinds, is_empty},
     models, patch,
 };
 use crate::events::until_event;

@@ -48,7 +48,7 @@ fn listed(gateway: &GatewayProcess, model: &str) -> Value {
 }
 
 #[test]
-fn an_eviction_and_a_death_are_told_the_same_wherever_one_looks() {
+fn every_view_reports_an_eviction_and_a_death_in_the_same_words() {
     let gateway = GatewayFixture::new(&["1200Mi"])
         .model(&SimModel::new("first"))
         .model(&SimModel::new("second"))
@@ -71,7 +71,7 @@ fn an_eviction_and_a_death_are_told_the_same_wherever_one_looks() {
 
 /// The first gateway is killed: the next one knows what is on disk.
 #[test]
-fn a_start_that_failed_is_told_by_the_next_gateway_until_the_model_serves() {
+fn the_next_gateway_reports_a_failed_start_until_the_model_serves() {
     let fixture = GatewayFixture::new(&["2Gi"]);
     let broken = fixture.dir().join("broken");
     fs::write(&broken, "").unwrap();
@@ -123,7 +123,7 @@ fn a_start_that_failed_is_told_by_the_next_gateway_until_the_model_serves() {
 
 /// No engine of the model runs that would have to end for the reload, and no request has arrived.
 #[test]
-fn a_reload_to_a_size_that_fits_nowhere_is_told_before_anybody_asks() {
+fn a_reload_to_a_size_that_fits_nowhere_is_reported_before_the_first_request() {
     let gateway =
         GatewayFixture::new(&["2Gi"]).model(&SimModel::new("slept")).model(&SimModel::new("new")).start();
     assert!(gateway.client().chat("slept", true, 1).is_whole_stream());

@@ -162,7 +162,7 @@ async fn of_two_processes_that_believe_they_lead_one_gets_what_is_left() {
 
 /// A write without an answer may have happened. A process that retries finds out, and has one reservation.
 #[tokio::test]
-async fn who_never_heard_the_answer_asks_again_and_has_one_reservation() {
+async fn a_caller_that_lost_the_response_asks_again_and_has_one_reservation() {
     let cluster = cluster().await;
     let site = GatewayNamespace::new(cluster, "lost").await;
     let (election, _) = site.leader("only").await;
@@ -194,7 +194,7 @@ async fn who_never_heard_the_answer_asks_again_and_has_one_reservation() {
 }
 
 #[tokio::test]
-async fn a_pool_that_is_gone_and_a_leader_that_is_none_are_told_of() {
+async fn a_missing_pool_and_a_gateway_that_does_not_lead_are_distinct_errors() {
     let site = GatewayNamespace::new(cluster().await, "gone").await;
     let (election, claim) = site.leader("only").await;
     let books = PoolLedger::new(site.client().await, election.leadership());

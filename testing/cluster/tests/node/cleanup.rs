@@ -85,7 +85,7 @@ async fn aborts() {
 #[tokio::test]
 async fn when_the_tests_process_dies_its_node_does() {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["ground::aborts", "--exact", "--nocapture"])
+        .args(["cleanup::aborts", "--exact", "--nocapture"])
         .env(ABORTS, "yes")
         .stdout(Stdio::piped())
         .spawn()

@@ -12,7 +12,7 @@ fn lines(gateway: &ClusterGateway, family: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_there_and_whose_engines_are_whose_is_told_by_who_leads() {
+async fn the_leader_counts_requesters_and_shows_which_engine_each_has() {
     let mut duo = DualPodsFixture::with_launchers("dual-counted", 1).await;
     duo.config("one", "").await;
     duo.config("two", "").await;

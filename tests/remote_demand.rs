@@ -154,7 +154,7 @@ fn reserved_models(commands: &[Command]) -> Vec<&str> {
 }
 
 #[test]
-fn who_waits_at_another_gateway_has_an_engine_started_and_probed() {
+fn a_request_at_another_gateway_starts_and_probes_an_engine() {
     let mut world = RemoteDemandHarness::new(vec![model("m")], &[]);
     world.set_model_demand("gw-2", "m", 3, 0);
     assert_eq!(reserved_models(&world.turn()), ["m"]);
@@ -175,7 +175,7 @@ fn who_waits_at_another_gateway_has_an_engine_started_and_probed() {
 }
 
 #[test]
-fn numbers_that_only_change_move_nobody_in_line() {
+fn changed_numbers_move_no_model_in_line() {
     let mut world = RemoteDemandHarness::new(vec![model("first"), model("second"), model("held")], &["held"]);
     world.send(&Event::GateSampled {
         engine: engine("held"),
@@ -198,7 +198,7 @@ fn numbers_that_only_change_move_nobody_in_line() {
 }
 
 #[test]
-fn who_began_to_wait_anew_stands_behind() {
+fn a_model_that_begins_to_wait_again_goes_behind_the_others() {
     let mut world = RemoteDemandHarness::new(vec![model("first"), model("second"), model("held")], &["held"]);
     world.send(&Event::GateSampled {
         engine: engine("held"),
@@ -309,7 +309,7 @@ fn a_sleeper_is_not_stopped_while_others_wait_for_it() {
 }
 
 #[test]
-fn what_others_said_survives_in_a_journal_and_older_journals_do_without() {
+fn remote_demand_survives_in_a_journal_and_older_journals_do_without() {
     let mut world = RemoteDemandHarness::new(vec![model("m")], &["m"]);
     world.set_model_demand("gw-2", "m", 2, 1);
     world.turn();
