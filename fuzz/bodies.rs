@@ -4,9 +4,12 @@
 
 use bytes::Bytes;
 use rouse::fault::Fault;
-use rouse_net::openai::{
-    self, ApiSchema, error, multipart, routing_fields,
-    sse::{ResponseFacts, ResponseScanner},
+use rouse_net::{
+    engine_load::{self, orca},
+    openai::{
+        self, ApiSchema, error, multipart, routing_fields,
+        sse::{ResponseFacts, ResponseScanner},
+    },
 };
 use serde_json::Value;
 
@@ -41,7 +44,7 @@ pub(crate) fn head(data: &[u8]) {
         (again.stream, again.background, again.session_hash, again.previous_response_hash, again.max_tokens),
         (head.stream, head.background, head.session_hash, head.previous_response_hash, head.max_tokens),
     );
-    assert_eq!(again.prefix.hash(&spliced), head.prefix.hash(&body));
+    assert_eq!(again.prefix.key(&spliced), head.prefix.key(&body));
     let back = routing_fields::splice(&spliced, &again.model_range, &head.model).concat();
     assert_eq!(routing_fields::peek(&back).map(|head| head.model.into_owned()), Ok(raw));
 }
@@ -112,6 +115,23 @@ pub(crate) fn multipart(data: &[u8]) {
         assert_eq!(models, [other.as_bytes()], "{reader}, spliced");
     }
     assert_eq!(multipart::splice(&spliced, &again.model_range, &head.model).concat(), body);
+}
+
+/// An engine's page of metrics, and a load report: each figure can be a load, and a report of it is read back. Line
+/// ends and other lines change nothing.
+pub(crate) fn load(data: &[u8]) {
+    let page = engine_load::parse(data);
+    for load in [page, orca::from_header(data).unwrap_or_default()] {
+        let figures = [load.kv_use, load.waiting, load.running];
+        assert!(figures.iter().flatten().all(|figure| figure.is_finite() && *figure >= 0.0), "{load:?}");
+        let report = orca::to_header(&load);
+        let back = report.as_ref().and_then(|report| orca::from_header(report.as_bytes()));
+        assert_eq!(back, (!load.is_unknown()).then_some(load), "{report:?}");
+    }
+    let lines: Vec<&[u8]> = data.split(|byte| *byte == b'\n').collect();
+    assert_eq!(engine_load::parse(&lines.join(&b"\r\n"[..])), page);
+    let among_others = [b"# TYPE x gauge\nx{a=\"}\\\"\"} 1\n", data, b"\ny 2\n"].concat();
+    assert_eq!(engine_load::parse(&among_others), page);
 }
 
 fn scan<'a>(

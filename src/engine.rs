@@ -18,11 +18,13 @@ use crate::{
 pub mod backoff;
 pub mod idle_gaps;
 pub mod last_outcome;
+pub mod saturation_limit;
 pub mod state;
 pub mod turn_clients;
 
 use idle_gaps::IdleGaps;
 use last_outcome::{EngineDiagnostics, LastOutcome};
+use saturation_limit::SaturationLimit;
 use state::LifecycleState;
 use turn_clients::TurnClients;
 
@@ -99,6 +101,9 @@ pub struct Engine {
     pub failing_since: Option<Tick>,
     /// Requests to this engine fail at the data path: it gets none before this moment, and then one.
     pub ejected_until: Option<Tick>,
+    /// The engine is saturated: this gateway sends it requests last, and no more than the limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub saturation: Option<SaturationLimit>,
     /// The stub's gate was closed in its last report.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stub_gate_closed: bool,
@@ -158,6 +163,8 @@ pub const TRIAL_IN_FLIGHT: Tick = Tick(u64::MAX);
 /// After this many failed starts in a row, a spare engine starts only every [`SPARE_RETRY_INTERVAL`].
 const MAX_FREQUENT_SPARE_STARTS: u32 = 5;
 const SPARE_RETRY_INTERVAL: Millis = Millis::secs(600);
+/// How long a failure counts against the next start of an engine that has not served since.
+const FAILURE_MEMORY: Millis = Millis::secs(600);
 /// A stop without effect is repeated this long after its grace.
 pub const STOP_RETRY_AFTER: Millis = Millis::secs(20);
 
@@ -198,6 +205,7 @@ impl Engine {
             yielded_to: None,
             failing_since: None,
             ejected_until: None,
+            saturation: None,
             stub_gate_closed: false,
             stub_gate_watched: false,
             failures: 0,
@@ -261,6 +269,19 @@ impl Engine {
     #[must_use]
     pub fn serves(&self) -> bool {
         self.state == LifecycleState::Awake && self.admission == Admission::Public
+    }
+
+    /// The report of a saturated engine, while it counts.
+    #[must_use]
+    pub fn saturation_at(&self, now: Tick) -> Option<SaturationLimit> {
+        self.saturation.filter(|limit| limit.is_active(now))
+    }
+
+    /// The most leases that the engine may have at `now`. `max_concurrency`: the configured number.
+    #[must_use]
+    pub fn max_leases(&self, max_concurrency: u32, now: Tick) -> u32 {
+        let limit = self.saturation_at(now).and_then(|limit| limit.leases);
+        limit.map_or(max_concurrency, |leases| leases.min(max_concurrency))
     }
 
     /// Whether the engine is awake and proven, and its stub's gate is closed.
@@ -356,6 +377,15 @@ impl Engine {
         if throttled { self.since + SPARE_RETRY_INTERVAL } else { Tick(0) }
     }
 
+    /// Whether the engine has failed since it last served, and that still counts against its next start.
+    #[must_use]
+    pub fn has_failed_recently(&self, now: Tick) -> bool {
+        let is_recent = self.last_outcome.as_ref().is_some_and(|last| now < last.at + FAILURE_MEMORY);
+        matches!(self.state, LifecycleState::Backoff { .. })
+            || (self.failures_since_serving > 0 && is_recent)
+            || self.spare_start_at() > now
+    }
+
     /// When the engine counts as hung: health has failed for half the progress timeout, and nothing moved for all of
     /// it.
     #[must_use]
@@ -388,6 +418,7 @@ impl Engine {
         self.leases = 0;
         self.failing_since = None;
         self.ejected_until = None;
+        self.saturation = None;
         self.releasing_since = None;
         self.diagnostics = EngineDiagnostics::default();
     }

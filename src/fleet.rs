@@ -28,14 +28,14 @@ use command::Command;
 use dispatch::Dispatch;
 use event::{Event, GatewayDemand, LearnedMeasurements, OperatorAction};
 use plan::{Planner, ReportInputs, leadership::LeadershipRole};
-use report::{FleetView, ModelState, Report};
+use report::{FleetView, ModelState, Report, VariantReport};
 
 use crate::{
     engine::{
         Engine,
         last_outcome::{LastFailure, LastOutcome},
     },
-    model::{AcceleratorId, EngineId, ModelName, ModelSpec},
+    model::{AcceleratorId, AcceleratorRequirement, EngineId, ModelName, ModelSpec, VariantName},
     units::{Bytes, Generation, Tick},
 };
 
@@ -169,8 +169,8 @@ impl Fleet {
         } else {
             commands.extend(granted);
         }
-        let (planner, reasons) = builder.into_parts();
-        (Plan { commands, report_inputs: ReportInputs { reasons, demand, now } }, planner)
+        let (planner, report_inputs) = builder.into_parts();
+        (Plan { commands, report_inputs: ReportInputs { demand, ..report_inputs } }, planner)
     }
 
     /// Records commands before they are submitted. Planning again at the same moment yields none.
@@ -216,6 +216,26 @@ impl Fleet {
         self.planner.report(&plan.report_inputs)
     }
 
+    /// Returns how many engines each variant of the model has and should have, as this plan found it.
+    ///
+    /// Call it after [`Self::issued`] and before any other change.
+    #[must_use]
+    pub fn variants(&self, plan: &Plan, model: &ModelName) -> BTreeMap<VariantName, VariantReport> {
+        self.planner.variant_reports(model, &plan.report_inputs.replica_reasons)
+    }
+
+    /// Whether targets say how many engines of this model run, even if there are none yet.
+    #[must_use]
+    pub fn is_scaled(&self, model: &ModelName) -> bool {
+        self.planner.is_scaled(model)
+    }
+
+    /// Returns the configuration of an engine: that of its variant. `None` if it is not, or no longer, configured.
+    #[must_use]
+    pub fn engine_spec(&self, engine: &EngineId) -> Option<&ModelSpec> {
+        self.planner.engine_spec(engine)
+    }
+
     /// Returns the routing changes since the last call.
     pub fn take_routing_changes(&mut self) -> RoutingChanges {
         let models = self.planner.engines.take_rerouted();
@@ -244,16 +264,30 @@ impl Fleet {
         self.planner.validate_action(model, order)
     }
 
-    /// Returns the measurements of every model, which persist over restarts.
+    /// Returns the measurements of every model's variant `default`, which persist over restarts.
+    ///
+    /// On one machine, models have no other.
     #[must_use]
     pub fn learned(&self) -> BTreeMap<ModelName, LearnedMeasurements> {
         self.planner.models.iter().map(|(name, model)| (name.clone(), model.learned)).collect()
     }
 
-    /// Returns the measurements of one model.
+    /// Returns the measurements of every other variant, if it has any.
     #[must_use]
-    pub fn learned_of(&self, model: &ModelName) -> Option<LearnedMeasurements> {
-        self.planner.models.get(model).map(|model| model.learned)
+    pub fn learned_of_variants(&self) -> BTreeMap<(ModelName, VariantName), LearnedMeasurements> {
+        let mut all = BTreeMap::new();
+        for (name, model) in self.planner.models.iter() {
+            for (variant, learned) in &model.learned_of_variants {
+                all.insert((name.clone(), variant.clone()), *learned);
+            }
+        }
+        all
+    }
+
+    /// Returns the measurements of one variant; `None` if the model is unknown.
+    #[must_use]
+    pub fn learned_of(&self, model: &ModelName, variant: &VariantName) -> Option<LearnedMeasurements> {
+        self.planner.models.get(model).map(|model| model.learned_of(variant))
     }
 
     /// Returns the model's configuration; `None` if the model is not, or no longer, configured.
@@ -267,6 +301,18 @@ impl Fleet {
     pub fn accelerator_capacity(&self, accelerator: &AcceleratorId) -> Option<AcceleratorCapacity> {
         let account = self.planner.ledger.accelerators.get(accelerator)?;
         Some(AcceleratorCapacity { capacity: account.capacity, units: account.units })
+    }
+
+    /// Memory that may still be reserved where engines with this requirement may run, over all these accelerators.
+    #[must_use]
+    pub fn free_memory(&self, requirement: &AcceleratorRequirement) -> Bytes {
+        let accounts = &self.planner.ledger.accelerators;
+        let free = |id: &AcceleratorId| accounts.get(id).map(|account| account.free()).unwrap_or_default();
+        match requirement {
+            AcceleratorRequirement::InPool { pool, .. } => free(pool),
+            AcceleratorRequirement::Ids(ids) => ids.iter().map(free).sum(),
+            AcceleratorRequirement::Count(_) => accounts.iter().map(|(_, account)| account.free()).sum(),
+        }
     }
 
     /// Returns every configured model.
@@ -307,6 +353,13 @@ impl Fleet {
     #[must_use]
     pub fn waiting(&self, model: &ModelName) -> usize {
         self.dispatch.waiting(model)
+    }
+
+    /// Number of requests for this model that queue at all gateways, as far as the others have reported.
+    #[must_use]
+    pub fn waiting_everywhere(&self, model: &ModelName) -> u32 {
+        let own = u32::try_from(self.waiting(model)).unwrap_or(u32::MAX);
+        own.saturating_add(self.planner.remote_demand.of(model).waiting)
     }
 
     /// Models whose requests queue at this gateway.

@@ -14,7 +14,8 @@
 //! [`error_chain`] renders errors, and [`shared_map`] has the maps that planning can copy cheaply.
 //!
 //! [`fleet`] decides for models: `plan` starts and evicts engines, `dispatch` grants and refuses, `explain` words the
-//! reasons. [`pairing`] decides for dual pods. [`fault`] has every refusal. [`sim`] simulates worlds for both.
+//! reasons. [`pairing`] decides for dual pods. [`saturation`] decides how many replicas each variant of a model runs.
+//! [`fault`] has every refusal. [`sim`] simulates worlds for all of them.
 //!
 //! In production, only the gateway's driver calls these three functions, and it alone reads the clock for them.
 
@@ -32,6 +33,7 @@ pub mod fault;
 pub mod fleet;
 pub mod model;
 pub mod pairing;
+pub mod saturation;
 pub mod shared_map;
 pub mod shell_words;
 #[allow(

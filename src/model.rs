@@ -1,23 +1,29 @@
 //! Configuration: models, accelerators, policy. Plain data, the same on one machine and in a cluster.
 //!
 //! This file has the model itself and the whole configuration. `names` has the names of models, engines and
-//! accelerators, `accelerators` what a model takes of the accelerators, and `settings` what holds for all models.
+//! accelerators, `accelerators` what a model takes of the accelerators, `variants` the ways to run one model side by
+//! side, and `settings` what holds for all models.
 
 mod accelerators;
 mod names;
 mod settings;
+mod variants;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::{
     accelerators::{Accelerator, AcceleratorRequirement},
-    names::{AcceleratorId, EngineId, ModelName, ModelNameIndex},
+    names::{AcceleratorId, EngineId, ModelName, ModelNameIndex, VariantName},
     settings::{
         DrainDeadlinePolicy, EngineTimeouts, EvictionPolicy, FleetSettings, ProtectionPolicy, QueuePolicy,
         QueueSettings, TurnSettings,
     },
+    variants::{EngineVariant, ScaleUpEviction},
 };
-use crate::units::{Bytes, Millis};
+use crate::{
+    saturation::Thresholds,
+    units::{Bytes, Millis},
+};
 
 /// A configured model, as the decisions see it. The command line, probes and paths belong to the platform.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -61,6 +67,21 @@ pub struct ModelSpec {
     pub eviction: Option<EvictionPolicy>,
     #[serde(default, skip_serializing_if = "QueueOverrides::is_empty")]
     pub queue: QueueOverrides,
+    /// Ways to run the model side by side. Empty: one variant, `default`, with the values above.
+    ///
+    /// If there are any, these are all, and every engine has the values of its variant. The values above are then those
+    /// of the cheapest.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub variants: Vec<EngineVariant>,
+    /// What may be put away for a replica that [`crate::fleet::event::Event::Desired`] asks for.
+    #[serde(default, skip_serializing_if = "ScaleUpEviction::is_default")]
+    pub may_evict: ScaleUpEviction,
+    /// Saturation says how many engines run: there are no spares, even before the first target.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub scaled: bool,
+    /// The load from which an engine counts as saturated, and gets no further request from a gateway.
+    #[serde(default, skip_serializing_if = "Thresholds::is_default")]
+    pub saturation_thresholds: Thresholds,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]

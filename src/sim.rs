@@ -32,9 +32,11 @@ mod world;
 pub mod cluster;
 pub mod fcfs;
 pub mod journal;
+pub mod saturation;
 pub mod scenario;
 pub mod trace;
 pub mod transcript;
+pub mod what_if;
 
 pub use client::SimulatedRequest;
 pub use demand::{ArrivalPattern, ClientBehaviour, RequestSource};

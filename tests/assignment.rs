@@ -1,8 +1,11 @@
 //! Several engines of one model, and the assignment of waiters to them.
 
 use rouse::{
-    engine::turn_clients::TurnClients,
-    fault::FailureCause,
+    engine::{
+        saturation_limit::{MAX_LIMIT_AGE, SaturationLimit},
+        turn_clients::TurnClients,
+    },
+    fault::{FailureCause, Fault},
     fleet::{
         Fleet,
         command::Command,
@@ -71,6 +74,26 @@ impl AssignmentHarness {
 
     fn set_ejected(&mut self, replica: u32, until: Option<Tick>) {
         self.send(&Event::EjectionChanged { engine: engine(replica), generation: GENERATION, until });
+    }
+
+    /// Reports a saturated engine that may have this many leases.
+    fn set_saturated(&mut self, replica: u32, leases: Option<u32>) {
+        let until = self.now + MAX_LIMIT_AGE;
+        let limit = leases.map(|leases| {
+            let leases = Some(leases);
+            SaturationLimit { leases, until, kv_percent: Some(91), waiting: Some(12) }
+        });
+        self.send_saturation(replica, limit);
+    }
+
+    fn send_saturation(&mut self, replica: u32, limit: Option<SaturationLimit>) {
+        self.send(&Event::SaturationChanged { engine: engine(replica), generation: GENERATION, limit });
+    }
+
+    /// Returns the model's reason, as `explain` shows it.
+    fn reason(&self) -> String {
+        let report = self.fleet.report(&self.fleet.plan(self.now));
+        report.models.values().map(|model| model.reason.clone()).collect()
     }
 
     fn arrive(&mut self, number: u32, only: Option<(EngineId, Generation)>) {
@@ -205,4 +228,81 @@ fn a_waiter_for_one_engine_waits_for_it_and_blocks_no_other_waiter() {
     let cause = FailureCause::Exited(1);
     world.send(&Event::Gone { engine: engine(1), generation: GENERATION, cause });
     assert_eq!(world.grants(), [(3, 0)]);
+}
+
+#[test]
+fn a_saturated_engine_gets_waiters_last_and_only_up_to_its_limit() {
+    let mut world = AssignmentHarness::new(2, 4);
+    world.set_saturated(0, Some(2));
+    world.arrive(20, None);
+    assert_eq!(world.grants().iter().map(|(_, replica)| *replica).collect::<Vec<_>>(), [0, 0, 1, 1, 1, 1]);
+    assert_eq!(
+        world.reason(),
+        "2 of 2 engines awake; saturated: m#0 (KV cache 91 % used, 12 requests in its queue)"
+    );
+    world.set_saturated(0, Some(3));
+    assert_eq!(world.grant_counts(), [1, 0], "the engine reports a lower load");
+    world.end(0);
+    assert_eq!(world.grant_counts(), [3, 0], "a lease that ends leaves its place to a waiter");
+    world.set_saturated(0, None);
+    assert_eq!(world.grant_counts(), [1, 0]);
+    assert_eq!(world.reason(), "2 of 2 engines awake; at maxConcurrency");
+}
+
+#[test]
+fn while_all_are_saturated_requests_wait_and_an_old_report_holds_nothing_back() {
+    let mut world = AssignmentHarness::new(2, 4);
+    for replica in 0..2 {
+        world.set_saturated(replica, Some(1));
+    }
+    world.arrive(4, None);
+    assert_eq!(world.grant_counts(), [1, 1], "an engine without requests always gets one");
+    assert_eq!(world.grant_counts(), [0, 0]);
+    let until = world.now + MAX_LIMIT_AGE;
+    assert_eq!(world.fleet.next_deadline(), Some(until), "somebody waits for that moment");
+    world.now = until;
+    assert_eq!(world.grant_counts(), [1, 1]);
+}
+
+#[test]
+fn an_engine_with_a_full_cache_and_no_queue_gets_waiters_last_and_as_many_as_it_may_have() {
+    let mut world = AssignmentHarness::new(2, 4);
+    let until = world.now + MAX_LIMIT_AGE;
+    let limit = SaturationLimit { leases: None, until, kv_percent: Some(91), waiting: Some(0) };
+    world.send_saturation(0, Some(limit));
+    world.arrive(5, None);
+    assert_eq!(world.grant_counts(), [1, 4]);
+    world.arrive(20, None);
+    assert_eq!(world.grant_counts(), [3, 0]);
+    assert_eq!(world.reason(), "2 of 2 engines awake; at maxConcurrency");
+}
+
+#[test]
+fn a_refused_waiter_learns_that_the_engines_are_saturated() {
+    let mut world = AssignmentHarness::new(1, 4);
+    world.set_saturated(0, Some(1));
+    world.arrive(2, None);
+    assert_eq!(world.grant_counts(), [1]);
+    world.now = world.now + Millis::secs(3600);
+    world.set_saturated(0, Some(1));
+    let plan = world.fleet.plan(world.now);
+    let [Command::Refuse { fault: Fault::QueueFull { message, wait }, .. }] = &plan.commands[..] else {
+        panic!("{:?}", plan.commands)
+    };
+    assert_eq!(message, "every awake engine of 'm' is saturated");
+    assert_eq!(
+        wait.waited_for,
+        "every awake engine is saturated: m#0 (KV cache 91 % used, 12 requests in its queue)"
+    );
+}
+
+/// A response that only one engine knows waits for that engine, saturated or not.
+#[test]
+fn a_continued_response_waits_for_its_saturated_engine() {
+    let mut world = AssignmentHarness::new(2, 4);
+    world.set_saturated(0, Some(1));
+    world.arrive(2, Some((engine(0), GENERATION)));
+    assert_eq!(world.grants(), [(1, 0)]);
+    world.end(0);
+    assert_eq!(world.grants(), [(2, 0)]);
 }

@@ -39,7 +39,7 @@ fn recalled_peaks(scenario: Scenario) -> BTreeMap<ModelName, Option<Bytes>> {
         JournalLine::Header { .. } => None,
     });
     let recalled = turns.flatten().filter_map(|event| match event {
-        Event::MeasurementsRestored { model, learned } => Some((model.clone(), learned.peak)),
+        Event::MeasurementsRestored { model, learned, .. } => Some((model.clone(), learned.peak)),
         _ => None,
     });
     recalled.collect()

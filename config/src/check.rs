@@ -36,6 +36,7 @@ pub fn check(config: &Config) -> CheckFindings {
         };
         check_wait_limits(config, spec, &mut warn);
         check_sleep_level(config, spec, &mut warn);
+        check_saturation(config, spec, &mut warn);
         if let Some(model) = config.engines.get(&spec.name) {
             check_engine(model, &mut warn);
         }
@@ -190,6 +191,22 @@ fn check_sleep_level(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(St
     if spec.can_sleep && host > budget {
         let text = "the engine cannot sleep at level 1, because memory.host";
         warn(format!("{text} ({host} in total) exceeds host.sleepMemory ({budget}): {instead}"));
+    }
+}
+
+fn check_saturation(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(String)) {
+    if !config.saturation.models.contains_key(&spec.name) {
+        return;
+    }
+    if spec.replicas < 2 {
+        warn("saturation has nothing to scale: set replicas, the most engines that may run".to_owned());
+    }
+    let (window, every) = (config.saturation.settings.window, config.timeouts.health_every);
+    if window < every {
+        warn(format!(
+            "saturation.window ({window}) is shorter than timeouts.health.every ({every}), at which idle engines report \
+             their load: while the load of one is unknown, no engine is ended"
+        ));
     }
 }
 

@@ -35,6 +35,7 @@ pub fn diff(old: &Config, new: &Config) -> ConfigDiff {
         ("timeouts", was.timeouts != is.timeouts || old.timeouts != new.timeouts),
         ("limits", old.limits != new.limits),
         ("routing", old.affinity != new.affinity),
+        ("saturation", old.saturation.settings != new.saturation.settings),
         ("shutdown", old.shutdown != new.shutdown),
         ("keys", old.keys != new.keys || old.keys_none != new.keys_none),
         ("tls", old.tls.is_some() && new.tls.is_some() && old.tls != new.tls),
@@ -94,7 +95,11 @@ fn models(old: &Config, new: &Config, diff: &mut ConfigDiff) {
         match before.get(name) {
             None => diff.added.push((*name).clone()),
             Some(was) if was.fingerprint != spec.fingerprint => diff.outdated.push((*name).clone()),
-            Some(was) if was != spec || engine_config_differs(name, old, new) => {
+            Some(was)
+                if was != spec
+                    || engine_config_differs(name, old, new)
+                    || old.saturation.models.get(*name) != new.saturation.models.get(*name) =>
+            {
                 diff.changed.push((*name).clone());
             }
             Some(_) => {}

@@ -14,6 +14,7 @@ use super::{
     machine::{MachineDefaults, default_state_dir},
     model, policy,
     reader::{ConfigReader, ConfigSection},
+    saturation::{self, LocalSaturation},
     telemetry::{access_log, telemetry},
     tls,
     yaml::YamlNode,
@@ -98,7 +99,8 @@ fn read_config(reader: &mut ConfigReader, root: &mut ConfigSection, machine: &Ma
         (cap.unwrap_or(Bytes::mib(64)), logs.read(reader, "access", access_log).unwrap_or_default())
     });
     let telemetry = telemetry(reader, root);
-    let found = model::models(reader, root, devices.declared());
+    let scaling = saturation::of_machine(reader, root, kubernetes.is_some());
+    let found = model::models(reader, root, devices.declared(), &scaling);
     let keys = keys::keys(reader, root, &found.specs);
     let accelerators = devices.list.clone();
 
@@ -125,6 +127,7 @@ fn read_config(reader: &mut ConfigReader, root: &mut ConfigSection, machine: &Ma
         access_log,
         telemetry,
         kubernetes,
+        saturation: LocalSaturation { settings: scaling, models: found.scaled },
         keys: keys.keys,
         keys_none: keys.explicitly_none,
         key_warnings: keys.warnings,

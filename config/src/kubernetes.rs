@@ -10,6 +10,7 @@ use rouse::{
 
 use super::{
     reader::{ConfigReader, ConfigSection},
+    saturation::{self, SaturationConfig},
     yaml::YamlNode,
 };
 
@@ -28,8 +29,9 @@ pub struct KubernetesConfig {
     pub stub_pull_policy: Option<String>,
     /// Backends need not be Services of their model's namespace.
     pub any_backend: bool,
-    /// Prometheus that reports the accelerators' used memory, besides the stubs.
+    /// Prometheus that reports the accelerators' used memory, besides the stubs, and the load of engines.
     pub prometheus: Option<PrometheusConfig>,
+    pub saturation: SaturationConfig,
     /// How to serve requesters; `None` disables it.
     pub dual_pods: Option<DualPodsConfig>,
 }
@@ -41,7 +43,7 @@ pub struct DualPodsConfig {
     pub timing: pairing::settings::PairingSettings,
 }
 
-/// A Prometheus that scrapes DCGM's exporter.
+/// A Prometheus that scrapes DCGM's exporter, or engines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrometheusConfig {
     /// `http` or `https`, with the path before `/api/v1`, if any.
@@ -131,6 +133,7 @@ fn section(reader: &mut ConfigReader, node: &YamlNode) -> Option<KubernetesConfi
     });
     let any_backend = section.read(reader, "anyBackend", ConfigReader::flag).unwrap_or(false);
     let prometheus = section.read(reader, "prometheus", prometheus);
+    let saturation = saturation::of_cluster(reader, &mut section, prometheus.is_some());
     let dual_pods = section.read(reader, "dualPods", dual_pods);
     section.close(reader);
     Some(KubernetesConfig {
@@ -142,6 +145,7 @@ fn section(reader: &mut ConfigReader, node: &YamlNode) -> Option<KubernetesConfi
         stub_pull_policy: stub_pull_policy.map(str::to_owned),
         any_backend,
         prometheus,
+        saturation,
         dual_pods,
     })
 }

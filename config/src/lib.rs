@@ -21,6 +21,7 @@ mod model;
 mod passthrough;
 mod policy;
 mod reader;
+mod saturation;
 mod substitute;
 mod telemetry;
 mod tls;
@@ -43,6 +44,7 @@ pub use self::{
     keys::{KeyConfig, KeyConfigs, KeyHash, ModelAccess, RateLimits},
     kubernetes::{DualPodsConfig, KubernetesConfig, PlatformKind, PrometheusConfig, WatchedNamespaces},
     passthrough::PassthroughPath,
+    saturation::{LoadSource, LocalSaturation, ModelSaturation, SaturationConfig},
     telemetry::{AccessLogTarget, TelemetryConfig},
     tls::{ALPN_HTTP2, TlsConfig, TlsIdentity},
 };
@@ -99,6 +101,8 @@ pub struct Config {
     pub telemetry: TelemetryConfig,
     /// `platform: kubernetes`; `None` on one machine.
     pub kubernetes: Option<KubernetesConfig>,
+    /// How models are scaled by their load, on one machine.
+    pub saturation: LocalSaturation,
     /// API keys; if empty, anybody may use the API.
     pub keys: KeyConfigs,
     /// `keys: none`: open access to the API is intended.

@@ -5,14 +5,16 @@ use std::{collections::BTreeMap, sync::Arc};
 use rouse::{
     model::{
         Accelerator, AcceleratorId, AcceleratorRequirement, EngineMemory, IdlePolicy, ModelName, ModelSpec,
-        SleepLevelPolicy,
+        ScaleUpEviction, SleepLevelPolicy,
     },
+    saturation::Thresholds,
     units::{Bytes, Millis},
 };
 
 use super::{
     EngineConfig, LORA_AT_LEVEL_2, SleepApi, SourceLocation, engine, policy,
     reader::{ConfigReader, ConfigSection},
+    saturation::{self, ModelSaturation, SaturationConfig},
     yaml::{YamlNode, YamlValue},
 };
 
@@ -27,6 +29,8 @@ const MAX_REPLICAS: u32 = 64;
 pub(super) struct ParsedModels {
     pub(super) specs: Vec<ModelSpec>,
     pub(super) engines: BTreeMap<ModelName, Arc<EngineConfig>>,
+    /// The models that are scaled by their load.
+    pub(super) scaled: BTreeMap<ModelName, ModelSaturation>,
     pub(super) locations: BTreeMap<ModelName, SourceLocation>,
 }
 
@@ -35,6 +39,7 @@ pub(super) fn models(
     reader: &mut ConfigReader,
     root: &mut ConfigSection,
     devices: Option<&[Accelerator]>,
+    scaling: &SaturationConfig,
 ) -> ParsedModels {
     let mut models = ParsedModels::default();
     let mut taken = TakenNames::default();
@@ -43,8 +48,16 @@ pub(super) fn models(
             let mut section = reader.section(node);
             let at = section.at;
             let read = read_model(reader, &mut section, &mut taken, devices);
+            let own = saturation::of_model(reader, &mut section, scaling);
             section.close(reader);
             let (spec, model) = read?;
+            let spec = ModelSpec {
+                may_evict: own.may_evict,
+                scaled: own.scaling.is_some(),
+                saturation_thresholds: own.thresholds,
+                ..spec
+            };
+            models.scaled.extend(own.scaling.map(|scaling| (spec.name.clone(), scaling)));
             models.locations.insert(spec.name.clone(), at);
             models.engines.insert(spec.name.clone(), Arc::new(model));
             models.specs.push(spec);
@@ -134,6 +147,10 @@ fn read_model(
         fingerprint: engine.model.fingerprint,
         eviction,
         queue,
+        variants: Vec::new(),
+        may_evict: ScaleUpEviction::default(),
+        scaled: false,
+        saturation_thresholds: Thresholds::default(),
     };
     Some((spec, engine.model))
 }

@@ -3,7 +3,7 @@
 use rouse::{
     model::{
         DrainDeadlinePolicy, EngineTimeouts as Transitions, EvictionPolicy, FleetSettings, ProtectionPolicy,
-        QueueOverrides, QueuePolicy, QueueSettings, TurnSettings,
+        QueueOverrides, QueuePolicy, QueueSettings, ScaleUpEviction, TurnSettings,
     },
     units::{Bytes, Millis},
 };
@@ -58,6 +58,14 @@ pub(super) fn read_queue_overrides(reader: &mut ConfigReader, section: &mut Conf
         max_waiting: section.read(reader, "maxWaiting", ConfigReader::number),
         max_wait: section.read(reader, "maxWait", ConfigReader::positive_duration),
     }
+}
+
+/// Reads a model's `saturation.mayEvict`.
+pub(super) fn scale_up_eviction(reader: &mut ConfigReader, section: &mut ConfigSection) -> ScaleUpEviction {
+    let may_evict = section.read(reader, "mayEvict", |reader, node| {
+        reader.choice(node, &[("idle", ScaleUpEviction::Idle), ("never", ScaleUpEviction::Never)])
+    });
+    may_evict.unwrap_or_default()
 }
 
 fn turns(reader: &mut ConfigReader, section: &mut ConfigSection, default: TurnSettings) -> TurnSettings {

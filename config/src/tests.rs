@@ -8,11 +8,15 @@ mod document;
 mod gateway_settings;
 mod keys;
 mod mistakes;
+mod saturation;
 
 use std::path::Path;
 
 use rouse::{
-    model::{AcceleratorRequirement, EvictionPolicy, QueueOverrides, QueuePolicy, SleepLevelPolicy},
+    model::{
+        AcceleratorRequirement, EvictionPolicy, QueueOverrides, QueuePolicy, ScaleUpEviction,
+        SleepLevelPolicy,
+    },
     units::{Bytes, Millis},
 };
 
@@ -103,6 +107,8 @@ fn a_model_says_itself_how_it_waits_and_when_it_goes_or_leaves_that_to_the_setti
     };
     assert_eq!((told.eviction, told.queue), (Some(EvictionPolicy::Never), queue));
     assert_eq!(told.fingerprint, silent.fingerprint, "its engine is no other");
+    let modest = spec("    saturation: {mayEvict: never}\n");
+    assert_eq!((silent.may_evict, modest.may_evict), (ScaleUpEviction::Idle, ScaleUpEviction::Never));
     insta::assert_snapshot!(errors(&format!("{MODEL}    eviction: no\n    queue: {{maxWait: 0s, wait: 1}}\n")), @r###"
     rouse.yaml:12:15: models[0].eviction: 'no' is not one of: residency, cooldown, never
     rouse.yaml:13:22: models[0].queue.maxWait: must be longer than 0

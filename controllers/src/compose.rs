@@ -1,6 +1,6 @@
 //! Composes a cluster gateway's configuration from the file's settings and the cluster's objects.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use rouse::{
     model::{Accelerator, FleetConfig, FleetSettings},
@@ -8,7 +8,7 @@ use rouse::{
 };
 use rouse_config::Config;
 
-use super::index::{Resolved, ResolvedPool};
+use super::index::{Resolved, ResolvedPool, ServedModel};
 
 /// Returns the file's configuration with the cluster's pools and served models in place of its own.
 ///
@@ -23,13 +23,16 @@ pub fn compose(base: &Config, resolved: &Resolved) -> Config {
         units: pool.units,
     };
     let served = || resolved.served.values();
+    // What a gateway reads here is the same for all variants.
+    let engine =
+        |served: &ServedModel| Some((served.spec.name.clone(), Arc::clone(&served.cheapest()?.engine)));
     Config {
         core: FleetConfig {
             settings: FleetSettings { host_memory: host_memory(resolved), ..base.core.settings.clone() },
             accelerators: resolved.pools.iter().map(accelerator).collect(),
             models: served().map(|served| served.spec.clone()).collect(),
         },
-        engines: served().map(|served| (served.spec.name.clone(), served.engine.clone())).collect(),
+        engines: served().filter_map(engine).collect(),
         model_locations: BTreeMap::new(),
         meters: BTreeMap::new(),
         accelerators_auto: false,

@@ -15,6 +15,18 @@ pub const READY: &str = "Ready";
 /// The model serves requests, or would on demand.
 pub const AVAILABLE: &str = "Available";
 
+/// The model needs more engines than it has.
+pub const SATURATED: &str = "Saturated";
+/// The metrics of the model's engines are known.
+pub const METRICS_AVAILABLE: &str = "MetricsAvailable";
+/// There is no memory for another engine that the model needs.
+pub const INSUFFICIENT_MEMORY: &str = "InsufficientMemory";
+/// False while thresholds that are configured for the model are refused. Absent otherwise.
+pub const THRESHOLDS_ACCEPTED: &str = "ThresholdsAccepted";
+/// The conditions that saturation adds to a model that it scales.
+pub const SATURATION_CONDITIONS: [&str; 4] =
+    [SATURATED, METRICS_AVAILABLE, INSUFFICIENT_MEMORY, THRESHOLDS_ACCEPTED];
+
 /// Maximum message length that an API server accepts.
 const MAX_MESSAGE_CHARS: usize = 32_768;
 

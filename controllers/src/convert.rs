@@ -5,6 +5,7 @@
 
 mod engine;
 mod pod_template;
+mod saturation;
 mod spec_reader;
 #[cfg(test)]
 mod tests;
@@ -14,9 +15,10 @@ use std::{collections::BTreeMap, sync::Arc};
 use rouse::{
     model::{
         AcceleratorRequirement, EngineMemory, EvictionPolicy, IdlePolicy, ModelName, ModelSpec,
-        QueueOverrides, QueuePolicy, SleepLevelPolicy,
+        QueueOverrides, QueuePolicy, ScaleUpEviction, SleepLevelPolicy, VariantName,
     },
     pairing,
+    saturation::Thresholds,
     units::{Bytes, Millis},
 };
 
@@ -26,12 +28,15 @@ use super::{
     conflicts::object_name,
     crd::{
         InferenceModel, InferenceModelSpec, PodTemplateJson,
-        inference_model::{self as written, DEFAULT_VARIANT, ServingMode},
+        inference_model::{self as written, ServingMode},
         ledger::ObjectName,
     },
     rejection::{Rejection, Rejections},
 };
 use crate::dual_pods::keys::SERVER_CONFIG;
+
+pub use self::saturation::SaturationSettings;
+pub(crate) use self::saturation::threshold_entry;
 
 /// One converted InferenceModel.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +48,10 @@ pub struct ConvertedModel {
     /// Cheapest first; variants with the same cost keep their order in the object. There is at least one. An external
     /// model has exactly one, with no accelerators and no memory.
     pub variants: Vec<ModelVariant>,
+    /// Number of engines of all variants together that run without requests, beside the variants' own.
+    pub min_replicas: u32,
+    /// `None`: saturation does not scale the model.
+    pub saturation: Option<SaturationSettings>,
     /// The memory that the object declares for one engine, for the object's status.
     pub declared: Option<Bytes>,
     /// Direct dependencies only. [`super::index`] knows the model names of all objects and fills
@@ -82,10 +91,10 @@ impl EnginePodTemplate {
 /// One variant of the model: a hardware choice with its cost.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelVariant {
-    pub name: String,
+    pub name: VariantName,
     pub cost: f64,
-    /// `replicas` is the maximum. The pool of the accelerators is not known yet: the index sets
-    /// [`AcceleratorRequirement::InPool`].
+    /// `replicas` is the maximum, and `min_replicas` is the variant's own. The pool of the accelerators is not known
+    /// yet: the index sets [`AcceleratorRequirement::InPool`].
     pub spec: ModelSpec,
     pub node_selector: BTreeMap<String, String>,
     /// The model's template merged with the variant's patch, if the variant has one.
@@ -121,6 +130,7 @@ pub fn convert(object: &InferenceModel, policy: ConversionPolicy) -> Result<Conv
         reader.reject(Rejection::Cycle(vec![object.name.clone(), object.name.clone()]));
     }
     let common = variant_defaults(&mut reader, spec);
+    let saturation = saturation::settings(&mut reader, spec);
     let variants = match &run {
         Some(ModelHosting::External(_)) => vec![external(spec, &engine, &common)],
         // The backend was refused. An external model needs none of the engine settings.
@@ -128,8 +138,23 @@ pub fn convert(object: &InferenceModel, policy: ConversionPolicy) -> Result<Conv
         _ => variants(&mut reader, spec, &engine, &common, run.as_ref()),
     };
     let declared = spec.memory.as_ref().and_then(|memory| memory.bytes().ok());
-    let run = reader.finish(run)?;
-    Ok(ConvertedModel { object, engine: Arc::new(engine), hosting: run, variants, declared, dependencies })
+    let min_replicas = min_replicas(&mut reader, spec, &variants);
+    let hosting = reader.finish(run)?;
+    let engine = Arc::new(engine);
+    Ok(ConvertedModel { object, engine, hosting, variants, min_replicas, saturation, declared, dependencies })
+}
+
+/// Returns how many engines of all variants together run without requests.
+fn min_replicas(reader: &mut SpecReader, spec: &InferenceModelSpec, variants: &[ModelVariant]) -> u32 {
+    let most = variants.iter().fold(0_u32, |sum, variant| sum.saturating_add(variant.spec.replicas));
+    // A model without variants was checked with its one.
+    if !spec.variants.is_empty() && spec.min_replicas > most {
+        reader.reject_spec(format!(
+            "minReplicas ({}) must be at most the maxReplicas of all variants together ({most})",
+            spec.min_replicas
+        ));
+    }
+    if spec.pinned { spec.min_replicas.max(1) } else { spec.min_replicas }
 }
 
 fn hosting(
@@ -174,6 +199,10 @@ struct VariantDefaults {
     start_timeout: Millis,
     eviction: Option<EvictionPolicy>,
     queue: QueueOverrides,
+    may_evict: ScaleUpEviction,
+    /// Saturation scales the model.
+    scaled: bool,
+    saturation_thresholds: Thresholds,
 }
 
 fn variant_defaults(reader: &mut SpecReader, spec: &InferenceModelSpec) -> VariantDefaults {
@@ -197,7 +226,15 @@ fn variant_defaults(reader: &mut SpecReader, spec: &InferenceModelSpec) -> Varia
         written::EvictionSpec::Cooldown => EvictionPolicy::Cooldown,
         written::EvictionSpec::Never => EvictionPolicy::Never,
     });
-    VariantDefaults { idle, start_timeout, eviction, queue: queue(reader, spec) }
+    VariantDefaults {
+        idle,
+        start_timeout,
+        eviction,
+        queue: queue(reader, spec),
+        may_evict: saturation::may_evict(spec),
+        scaled: spec.saturation.as_ref().is_some_and(|own| own.enabled),
+        saturation_thresholds: saturation::gateway_thresholds(spec),
+    }
 }
 
 fn external(
@@ -208,7 +245,7 @@ fn external(
     let nothing = EngineMemory { awake: Bytes::ZERO, asleep: Bytes::ZERO, host: Bytes::ZERO };
     let awake = IdlePolicy { sleep_after: None, stop_after: None, ..common.idle };
     ModelVariant {
-        name: DEFAULT_VARIANT.to_owned(),
+        name: VariantName::default(),
         cost: 0.0,
         spec: ModelSpec {
             accelerators: AcceleratorRequirement::Count(0),
@@ -230,7 +267,7 @@ fn variants(
     run: Option<&ModelHosting>,
 ) -> Vec<ModelVariant> {
     let alone =
-        [written::VariantSpec { name: DEFAULT_VARIANT.to_owned(), ..written::VariantSpec::default() }];
+        [written::VariantSpec { name: VariantName::DEFAULT.to_owned(), ..written::VariantSpec::default() }];
     let listed = if spec.variants.is_empty() { &alone[..] } else { &spec.variants };
     let kv_cache = run.and_then(|run| rouse_config::kv_cache_by_command(&pod_template::command(run)));
     let explicit = run.is_some_and(|run| engine::explicit_memory(spec.engine.kind, run));
@@ -240,8 +277,10 @@ fn variants(
         if !names.insert(&written.name) {
             reader.reject_spec(format!("two variants are named '{}': rename one", written.name));
         }
-        reader.prefix =
-            if spec.variants.is_empty() { String::new() } else { format!("variants '{}': ", written.name) };
+        if !spec.variants.is_empty() {
+            reader.prefix = format!("variants '{}': ", written.name);
+            reader.variant(written);
+        }
         let memory = reader.memory(spec, written, engine.sleep != rouse_config::SleepApi::None, kv_cache);
         let replicas = reader.replicas(spec, written);
         let count = reader.accelerators(spec, written);
@@ -258,7 +297,7 @@ fn variants(
             idle.level = engine::without_host_memory(idle.level);
         }
         variants.push(ModelVariant {
-            name: written.name.clone(),
+            name: written.name.as_str().into(),
             cost: written.cost,
             spec: ModelSpec {
                 accelerators: AcceleratorRequirement::Count(count),
@@ -295,7 +334,7 @@ fn model_spec(
         idle: common.idle,
         replicas: most,
         pinned: spec.pinned,
-        min_replicas: if spec.pinned { least.max(1) } else { least },
+        min_replicas: least,
         dependencies: Vec::new(),
         priority: spec.priority,
         max_concurrency: spec.max_concurrency,
@@ -305,6 +344,10 @@ fn model_spec(
         fingerprint: engine.fingerprint,
         eviction: common.eviction,
         queue: common.queue,
+        variants: Vec::new(),
+        may_evict: common.may_evict,
+        scaled: common.scaled,
+        saturation_thresholds: common.saturation_thresholds,
     }
 }
 

@@ -5,7 +5,7 @@ use std::{fmt, net::IpAddr};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::ResourceExt as _;
 use rouse::{
-    model::SleepLevel,
+    model::{SleepLevel, VariantName},
     units::{Generation, Tick},
 };
 
@@ -28,6 +28,8 @@ pub struct EnginePod {
     /// The model and the Deployment's template, from the Pod's labels.
     pub model: String,
     pub template_hash: String,
+    /// The variant, from the Pod's label; the default variant has none.
+    pub variant: VariantName,
     pub fingerprint: u64,
     /// The engine's replica and generation, once the leader has assigned them.
     pub engine: Option<(u32, Generation)>,
@@ -106,6 +108,7 @@ impl EnginePod {
             seen: SeenObject::of(&pod.metadata),
             model: labels.get(label::MODEL)?.clone(),
             template_hash: labels.get(TEMPLATE)?.clone(),
+            variant: labels.get(label::VARIANT).map(|name| name.as_str().into()).unwrap_or_default(),
             fingerprint: number(FINGERPRINT)?,
             engine: replica.zip(number(GENERATION).map(Generation)),
             asleep: number(ASLEEP).and_then(|level| SleepLevel::from_number(u8::try_from(level).ok()?)),
@@ -253,6 +256,12 @@ mod tests {
         assert_eq!((pod.engine, pod.asleep), (Some((2, Generation(3))), Some(SleepLevel::Two)));
         assert_eq!((pod.fingerprint, pod.address), (7, Some([10, 0, 0, 7].into())));
         assert!(!pod.is_free() && !pod.finished && !pod.ready);
+        assert_eq!(pod.variant, VariantName::default());
+        let labels = json!({TEMPLATE: "abcd", label::MODEL: "hash", label::VARIANT: "large"});
+        let metadata = json!({"name": "m-2", "namespace": "ns", "uid": "v", "labels": labels,
+            "annotations": {FINGERPRINT: "7"}});
+        let large = EnginePod::of(&serde_json::from_value(json!({"metadata": metadata})).unwrap()).unwrap();
+        assert_eq!(large.variant.as_str(), "large");
         let foreign = json!({"metadata": {"name": "x", "namespace": "ns", "uid": "u"}});
         assert_eq!(EnginePod::of(&serde_json::from_value(foreign).unwrap()), None);
     }

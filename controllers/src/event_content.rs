@@ -4,6 +4,7 @@
 use rouse::{
     engine::{Engine, state::LifecycleState},
     fault::FailureCause,
+    model::VariantName,
 };
 
 use super::status::ModelWaitReason;
@@ -37,6 +38,7 @@ pub struct EventContent {
 /// The part of an engine's state that Events depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineSnapshot {
+    pub variant: VariantName,
     pub replica: u32,
     pub state: LifecycleState,
     /// Consecutive failures.
@@ -131,11 +133,18 @@ impl EngineSnapshot {
     pub fn of(engine: &Engine) -> Self {
         let why = engine.failure().map(|failure| failure.cause.describe() + &failure.diagnostics.describe());
         Self {
+            variant: engine.id.variant.clone(),
             replica: engine.id.replica,
             state: engine.state.clone(),
             failures: engine.failures,
             last_failure: why,
         }
+    }
+
+    /// Returns the engine's number, after the name of its variant unless that is the default.
+    fn number(&self) -> String {
+        let Self { variant, replica, .. } = self;
+        if variant.is_default() { replica.to_string() } else { format!("{variant}.{replica}") }
     }
 }
 
@@ -143,7 +152,9 @@ impl EngineSnapshot {
 #[must_use]
 pub fn engine_events(before: &[EngineSnapshot], now: &[EngineSnapshot]) -> Vec<EventContent> {
     let pairs = now.iter().filter_map(|now| {
-        let before = before.iter().find(|before| before.replica == now.replica)?;
+        let is_same =
+            |before: &&EngineSnapshot| before.replica == now.replica && before.variant == now.variant;
+        let before = before.iter().find(is_same)?;
         Some((before, now))
     });
     let mut events: Vec<EventContent> = pairs.filter_map(|(before, now)| engine_event(before, now)).collect();
@@ -159,7 +170,7 @@ pub fn engine_events(before: &[EngineSnapshot], now: &[EngineSnapshot]) -> Vec<E
 }
 
 fn engine_event(before: &EngineSnapshot, now: &EngineSnapshot) -> Option<EventContent> {
-    let replica = now.replica;
+    let replica = now.number();
     let why = |cause: Option<&FailureCause>| {
         now.last_failure
             .clone()
@@ -220,7 +231,7 @@ mod tests {
     use super::*;
 
     fn was(replica: u32, state: LifecycleState) -> EngineSnapshot {
-        EngineSnapshot { replica, state, failures: 0, last_failure: None }
+        EngineSnapshot { variant: VariantName::default(), replica, state, failures: 0, last_failure: None }
     }
 
     /// Returns the reasons of the Events for one engine that changes from `before` to `now`.
@@ -268,6 +279,14 @@ mod tests {
         );
         assert_eq!(words(LifecycleState::Asleep { level }, LifecycleState::Waking { level }), [""; 0]);
         assert_eq!(words(LifecycleState::Waking { level }, LifecycleState::Awake), ["Woken"]);
+    }
+
+    #[test]
+    fn engines_of_two_variants_with_the_same_number_are_not_taken_for_each_other() {
+        let large = |state| EngineSnapshot { variant: "large".into(), ..was(0, state) };
+        let before = [was(0, LifecycleState::Awake), large(LifecycleState::Loading)];
+        let events = engine_events(&before, &[was(0, LifecycleState::Awake), large(LifecycleState::Awake)]);
+        assert_eq!(events, [EventReason::ScaledUp.with_note("engine large.0 started and is awake")]);
     }
 
     #[test]

@@ -43,6 +43,7 @@ pub use self::{
     pool::PoolTerms,
     resolved::{
         AcceleratorCapacities, PoolProblem, RejectedModel, Resolved, ResolvedNode, ResolvedPool, ServedModel,
+        ServedVariant,
     },
 };
 

@@ -9,6 +9,8 @@ use aws_lc_rs::digest;
 
 /// Label: [`value`] of the model's name.
 pub const MODEL: &str = "rouse.dev/model";
+/// Label: the variant that a Pod runs. The default variant has no label, as Pods had none before there were variants.
+pub const VARIANT: &str = "rouse.dev/variant";
 /// Annotation: the unmodified name of the model.
 pub const MODEL_NAME: &str = "rouse.dev/model-name";
 

@@ -16,7 +16,7 @@ use rouse::units::{Bytes, Tick};
 
 use super::crd::{
     AcceleratorPoolStatus, Quantity,
-    ledger::{Ledger, ObjectName, Reservation, ReservationState},
+    ledger::{Ledger, Reservation, ReservationOwner, ReservationState},
 };
 
 pub use self::{
@@ -27,9 +27,7 @@ pub use self::{
 /// The memory that an engine needs before it may start or wake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReservationRequest {
-    pub model: ObjectName,
-    /// Replica number of the engine.
-    pub replica: u32,
+    pub engine: ReservationOwner,
     /// Number of accelerators.
     pub count: u32,
     /// Memory on each accelerator.
@@ -100,7 +98,7 @@ impl Ledger {
         total: Bytes,
         now: Tick,
     ) -> Result<u64, ReservationRefusal> {
-        let existing = self.reservation(&request.model, request.replica);
+        let existing = self.reservation(&request.engine);
         // An asleep engine's own memory is available to its wake.
         let keeps = match existing {
             None => Bytes::ZERO,
@@ -117,7 +115,7 @@ impl Ledger {
             return Err(ReservationRefusal::Full { wanted: reservation.sum(), available, total });
         }
         if let Some(quota) = request.quota {
-            let namespace = &request.model.namespace;
+            let namespace = &request.engine.model.namespace;
             let reserved = self.allocated_to(namespace).saturating_sub(keeps);
             if reservation.sum() > quota.saturating_sub(reserved) {
                 let (namespace, wanted) = (namespace.clone(), reservation.sum());
@@ -139,7 +137,7 @@ impl Ledger {
 
     /// Reserves the memory of a running engine, whether or not there is room.
     pub fn adopt(&mut self, request: &ReservationRequest, now: Tick) {
-        if self.reservation(&request.model, request.replica).is_none()
+        if self.reservation(&request.engine).is_none()
             && let Some(next) = self.next.checked_add(1)
         {
             self.reservations.push(Reservation::new(self.next, request, now));
@@ -157,10 +155,8 @@ impl Ledger {
     }
 
     /// Shrinks the reservation to the memory that the engine keeps while asleep.
-    pub fn mark_asleep(&mut self, model: &ObjectName, replica: u32, keeps: SleepingMemory, now: Tick) {
-        let mut reservations = self.reservations.iter_mut();
-        let Some(reservation) = reservations.find(|known| known.model == *model && known.replica == replica)
-        else {
+    pub fn mark_asleep(&mut self, engine: &ReservationOwner, keeps: SleepingMemory, now: Tick) {
+        let Some(reservation) = self.reservations.iter_mut().find(|known| known.is_of(engine)) else {
             return;
         };
         if reservation.state != ReservationState::Releasing {
@@ -177,8 +173,8 @@ impl Ledger {
 
     /// Finds the reservation of one engine.
     #[must_use]
-    pub fn reservation(&self, model: &ObjectName, replica: u32) -> Option<&Reservation> {
-        self.reservations.iter().find(|known| known.model == *model && known.replica == replica)
+    pub fn reservation(&self, engine: &ReservationOwner) -> Option<&Reservation> {
+        self.reservations.iter().find(|known| known.is_of(engine))
     }
 }
 
@@ -186,8 +182,9 @@ impl Reservation {
     fn new(id: u64, request: &ReservationRequest, now: Tick) -> Self {
         Self {
             id,
-            model: request.model.clone(),
-            replica: request.replica,
+            model: request.engine.model.clone(),
+            variant: request.engine.variant.clone(),
+            replica: request.engine.replica,
             count: request.count,
             bytes: request.bytes,
             host_bytes: request.host_bytes,
@@ -224,12 +221,19 @@ pub(super) fn update_sums(status: &mut AcceleratorPoolStatus) {
 
 #[cfg(test)]
 mod tests {
+    use rouse::model::VariantName;
+
     use super::*;
+    use crate::crd::ledger::ObjectName;
+
+    fn first_engine(namespace: &str, name: &str) -> ReservationOwner {
+        let (model, variant) = (ObjectName::new(namespace, name), VariantName::default());
+        ReservationOwner { model, variant, replica: 0 }
+    }
 
     fn wanted(name: &str, gib: u64) -> ReservationRequest {
         ReservationRequest {
-            model: ObjectName::new("default", name),
-            replica: 0,
+            engine: first_engine("default", name),
             count: 1,
             bytes: Bytes::gib(gib),
             host_bytes: Bytes::ZERO,
@@ -272,9 +276,9 @@ mod tests {
         let (own, other) = (wanted("m", 80), wanted("n", 60));
         let id = ledger.reserve(&own, TOTAL, Tick(1)).unwrap();
         let location = ReservationLocation { node: "node".to_owned(), accelerators: vec!["gpu-1".into()] };
-        ledger.set_location(&own.model, 0, &location, Tick(1));
+        ledger.set_location(&own.engine, &location, Tick(1));
         let keeps = SleepingMemory { bytes: Bytes::gib(2), host_bytes: Bytes::gib(40) };
-        ledger.mark_asleep(&own.model, 0, keeps, Tick(2));
+        ledger.mark_asleep(&own.engine, keeps, Tick(2));
         assert_eq!(ledger.allocated(), Bytes::gib(2));
         let beside = ledger.reserve(&other, TOTAL, Tick(3)).unwrap();
         let full =
@@ -284,12 +288,30 @@ mod tests {
         ledger.release(beside);
         assert!(matches!(ledger.reserve(&quota, TOTAL, Tick(5)), Err(ReservationRefusal::Quota { .. })));
         assert_eq!(ledger.reserve(&own, TOTAL, Tick(6)), Ok(id));
-        let awake = ledger.reservation(&own.model, 0).unwrap();
+        let awake = ledger.reservation(&own.engine).unwrap();
         assert_eq!((awake.bytes, awake.host_bytes), (Bytes::gib(80), Bytes::ZERO));
         assert_eq!((awake.state, awake.node.as_deref()), (ReservationState::Placed, Some("node")));
         ledger.mark_releasing(id, Tick(7));
-        ledger.mark_asleep(&own.model, 0, keeps, Tick(8));
+        ledger.mark_asleep(&own.engine, keeps, Tick(8));
         assert_eq!(ledger.allocated(), Bytes::gib(80), "it was told to go, and not seen gone");
+    }
+
+    #[test]
+    fn each_variant_of_a_model_has_reservations_of_its_own() {
+        let mut ledger = Ledger::default();
+        let default = wanted("m", 40);
+        let engine = ReservationOwner { variant: "large".into(), ..default.engine.clone() };
+        let large = ReservationRequest { engine, bytes: Bytes::gib(80), ..default.clone() };
+        let first = ledger.reserve(&default, TOTAL, Tick(1)).unwrap();
+        let second = ledger.reserve(&large, TOTAL, Tick(2)).unwrap();
+        assert_ne!(first, second);
+        let keeps = SleepingMemory { bytes: Bytes::gib(2), host_bytes: Bytes::ZERO };
+        ledger.mark_asleep(&large.engine, keeps, Tick(3));
+        assert_eq!(ledger.reservation(&large.engine).unwrap().bytes, Bytes::gib(2));
+        assert_eq!(ledger.reservation(&default.engine).unwrap().bytes, Bytes::gib(40));
+        ledger.release(first);
+        assert_eq!(ledger.reservation(&default.engine), None);
+        assert_eq!(ledger.reservation(&large.engine).map(Reservation::owner), Some(large.engine));
     }
 
     #[test]
@@ -316,7 +338,7 @@ mod tests {
     fn a_namespace_has_no_more_than_its_quota() {
         let mut ledger = Ledger::default();
         let of = |namespace: &str, name: &str, gib, quota| ReservationRequest {
-            model: ObjectName::new(namespace, name),
+            engine: first_engine(namespace, name),
             quota,
             ..wanted(name, gib)
         };

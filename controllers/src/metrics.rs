@@ -2,10 +2,12 @@
 
 mod dual_pods;
 mod meter_reads;
+mod saturation;
 
 pub use self::{
     dual_pods::{ActuationPath, CallLatencyObserver, DualPodMetrics, EngineBindingLabels, LauncherPhase},
     meter_reads::{MeterReadMetrics, MeterSource},
+    saturation::{ModelReplicas, SaturationMetrics, VariantLoad, VariantReplicas},
 };
 
 use prometheus::{IntCounterVec, Opts, Registry};
@@ -16,6 +18,7 @@ use rouse_platform::metric_builder::{expect_valid, register};
 pub struct ControllerMetrics {
     pub dual_pods: DualPodMetrics,
     pub meter_reads: MeterReadMetrics,
+    pub saturation: SaturationMetrics,
     /// Writes to the Kubernetes API, by object kind and outcome.
     pub writes: IntCounterVec,
 }
@@ -30,6 +33,7 @@ impl ControllerMetrics {
         Self {
             dual_pods: DualPodMetrics::new(registry),
             meter_reads: MeterReadMetrics::new(registry),
+            saturation: SaturationMetrics::new(registry),
             writes: register(registry, expect_valid(IntCounterVec::new(writes, &["kind", "outcome"]))),
         }
     }

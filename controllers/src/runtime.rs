@@ -14,7 +14,9 @@ use futures_util::FutureExt as _;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use rouse::{fleet::event::Event, model::ModelName, units::Millis};
-use rouse_config::{Config, ShutdownConfig, WatchedNamespaces as Namespaces};
+use rouse_config::{
+    Config, KubernetesConfig, LoadSource, SaturationConfig, ShutdownConfig, WatchedNamespaces as Namespaces,
+};
 use rouse_net::lease::TickClock;
 use rouse_platform::{DriverClient, ReadinessCheck};
 use tokio::{
@@ -30,18 +32,20 @@ use crate::{
     dual_pods::{self, provider::ProviderSettings},
     election::{Election, KubeLeaseStore},
     gateway_replica::{self, DemandReporter},
-    index::{ClusterIndex, Resolved, ServedModel, WatchScope},
+    index::{ClusterIndex, Resolved, ServedModel, ServedVariant, WatchScope},
     kit::{self, ControllerThread, Terms},
     ledger::PoolLedger,
-    metrics::ControllerMetrics,
+    metrics::{ControllerMetrics, SaturationMetrics},
     model_controller::ModelController,
     own_pod::OwnPod,
     platform::{
         ExternalBackend, ExternalBackends, KubernetesDependencies, KubernetesPlatform, ModelPlacement,
         ModelPlacements, dcgm::DcgmClient,
     },
+    prometheus_api::PrometheusClient,
     published::PublishedMailbox,
     recorder::EventRecorder,
+    saturation::{SaturationController, SaturationParts, SaturationWatches},
     status_inputs::StatusInputs,
     status_writer::StatusWriter,
     stub_key::StubKey,
@@ -76,6 +80,8 @@ struct Threads {
     dual_pods: Option<ControllerThread>,
     /// Runs the platform of the engines.
     engines: ControllerThread,
+    /// Reads the load of engines, and scales models by it.
+    saturation: ControllerThread,
 }
 
 impl Threads {
@@ -86,6 +92,7 @@ impl Threads {
             models: start("models")?,
             dual_pods: dual_pods.then(|| start("dual-pods")).transpose()?,
             engines: start("engines")?,
+            saturation: start("saturation")?,
         })
     }
 }
@@ -108,6 +115,8 @@ pub struct ClusterRuntime {
     initial_lists: InitialLists,
     /// Controllers, each until the election ends.
     controllers: JoinSet<()>,
+    /// The controller of saturation, until there is a driver for it to ask.
+    saturation: Option<SaturationStart>,
     /// Watches and other tasks, until the gateway ends.
     tasks: JoinSet<()>,
     /// Client of the control side, and that of the models' thread.
@@ -123,13 +132,24 @@ pub struct ClusterRuntime {
     threads: Threads,
 }
 
+/// What the controller of saturation starts with.
+struct SaturationStart {
+    config: SaturationConfig,
+    prometheus: Option<PrometheusClient>,
+    metrics: SaturationMetrics,
+    watches: SaturationWatches,
+    terms: Terms,
+    /// Number of initial lists of InferenceModels.
+    expected_lists: usize,
+}
+
 impl ClusterRuntime {
     /// Starts all watches and controllers.
     ///
     /// Engine events arrive on `events` once [`Self::wait_until_synced`] has returned and [`Self::compose`] has run.
     pub async fn start(
         config: &Arc<Config>,
-        settings: &rouse_config::KubernetesConfig,
+        settings: &KubernetesConfig,
         events: mpsc::Sender<Event>,
         clock: TickClock,
         metrics: &ControllerMetrics,
@@ -221,6 +241,14 @@ impl ClusterRuntime {
             let inputs = controller.inputs(pairing_watches);
             controllers.spawn_on(kit::run(controller, inputs, terms.clone(), clock), thread.handle());
         }
+        let saturation = SaturationStart {
+            config: settings.saturation,
+            prometheus: prometheus_of_engines(settings)?,
+            metrics: metrics.saturation.clone(),
+            watches: watches.saturation(resolved.clone()),
+            terms: terms.clone(),
+            expected_lists: namespaces.len(),
+        };
         let pods_listable = watches.start(&awaited, &terms, &mut tasks, threads.models.handle());
         let sidecar = Sidecar {
             image: settings.stub_image.clone(),
@@ -257,6 +285,7 @@ impl ClusterRuntime {
             last_composed: Default::default(),
             initial_lists: awaited,
             controllers,
+            saturation: Some(saturation),
             tasks,
             client,
             of_models,
@@ -326,8 +355,25 @@ impl ClusterRuntime {
         }
     }
 
-    /// Reports this gateway's demand to other gateways, and their demand to the driver.
+    /// Starts the controller of saturation, which asks the driver and sends it targets.
+    fn start_saturation(&mut self, handle: &impl DriverClient) {
+        let Some(start) = self.saturation.take() else { return };
+        let SaturationStart { config, prometheus, metrics, watches, terms, expected_lists } = start;
+        let controller = SaturationController::new(SaturationParts {
+            driver: handle.clone(),
+            config,
+            prometheus,
+            status_inputs: Arc::clone(&self.status_inputs),
+            metrics,
+            expected_lists,
+        });
+        let run = kit::run(controller, watches.inputs(), terms, handle.clock());
+        self.controllers.spawn_on(run, self.threads.saturation.handle());
+    }
+
+    /// Reports this gateway's demand to other gateways, and their demand to the driver. Scales models by their load.
     pub fn start_reporting(&mut self, handle: &impl DriverClient, api: SocketAddr) {
+        self.start_saturation(handle);
         let replica = DemandReporter {
             client: self.of_models.clone(),
             namespace: self.namespace.clone(),
@@ -373,17 +419,22 @@ impl ClusterRuntime {
         (composed, namespaces)
     }
 
-    /// Returns where each served model runs. External models have no placement.
+    /// Returns where each variant of each served model runs. External models have no placement.
     ///
     /// A placement contains the hash of a whole Pod, so unchanged placements are reused.
     fn model_placements(&self, now: &Resolved) -> ModelPlacements {
         let (before, placements) = &self.last_composed;
-        let placement = |(object, served): (&ObjectName, &ServedModel)| {
-            let same = before.served.get(object) == Some(served) && before.terms(served) == now.terms(served);
-            let known = placements.get(&served.spec.name).filter(|_| same);
-            known.cloned().or_else(|| ModelPlacement::of(object, served, now, &self.sidecar).map(Arc::new))
+        let of_model = |(object, served): (&ObjectName, &ServedModel)| {
+            let is_same_model = before.served.get(object) == Some(served);
+            let of_variant = |variant: &ServedVariant| {
+                let same = is_same_model && before.terms(variant) == now.terms(variant);
+                let known = placements.get(&served.spec.name, &variant.name).filter(|_| same);
+                let make = || ModelPlacement::of(object, served, variant, now, &self.sidecar).map(Arc::new);
+                known.cloned().or_else(make)
+            };
+            served.variants.iter().filter_map(of_variant).collect::<Vec<_>>()
         };
-        now.served.iter().filter_map(placement).collect()
+        now.served.iter().flat_map(of_model).collect()
     }
 
     /// Releases the Lease once the writes in flight complete. From now on this gateway only serves.
@@ -420,6 +471,12 @@ impl ClusterRuntime {
         }
         drop(threads);
     }
+}
+
+/// Returns a client of the Prometheus that scrapes engines, if the load of engines is read from it.
+fn prometheus_of_engines(settings: &KubernetesConfig) -> anyhow::Result<Option<PrometheusClient>> {
+    let is_source = settings.saturation.source == LoadSource::Prometheus;
+    settings.prometheus.clone().filter(|_| is_source).map(PrometheusClient::new).transpose()
 }
 
 /// Reads the stub key and retries transient errors. Errors that need an operator are returned.
@@ -463,7 +520,8 @@ async fn report_api_server_availability(mut answers: watch::Receiver<bool>, hand
 fn external_backends(resolved: &Resolved) -> ExternalBackends {
     let external = |served: &ServedModel| match &served.model.hosting {
         ModelHosting::External(backend) => {
-            let external = ExternalBackend { engine: Arc::clone(&served.engine), backend: backend.clone() };
+            let engine = Arc::clone(&served.cheapest()?.engine);
+            let external = ExternalBackend { engine, backend: backend.clone() };
             Some((served.spec.name.clone(), Arc::new(external)))
         }
         ModelHosting::Deployment(_) | ModelHosting::DualPods(_) => None,

@@ -12,7 +12,10 @@ mod tests;
 mod usage;
 
 pub use self::{
-    model::{ModelFacts, ModelWaitReason, ResolvedModel, max_last_request_lag, model_differs, model_status},
+    model::{
+        ModelFacts, ModelWaitReason, ResolvedModel, SaturationCondition, SaturationFacts,
+        max_last_request_lag, model_differs, model_status,
+    },
     node::{node_condition, node_differs, node_status},
     pool::{pool_differs, pool_status},
     usage::{DeclaredMemoryUsage, usage},

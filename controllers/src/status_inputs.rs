@@ -12,8 +12,11 @@ use std::{
 use rouse::{
     engine::{Engine, state::LifecycleState},
     fault::Fault,
-    fleet::{Fleet, Plan, RoutingChanges, event::PublishedFailure},
-    model::{EngineId, ModelName, SleepLevel},
+    fleet::{
+        Fleet, Plan, RoutingChanges,
+        event::{LearnedMeasurements, PublishedFailure},
+    },
+    model::{EngineId, ModelName, SleepLevel, VariantName},
     units::{Bytes, Generation, Tick},
 };
 use tokio::sync::Notify;
@@ -23,10 +26,10 @@ pub use self::demand::{DemandChange, DemandUrgency};
 
 use super::{
     condition::time,
-    crd::inference_model::{DEFAULT_VARIANT, EngineFailure, EngineState, EngineStatus, LearnedStatus},
+    crd::inference_model::{EngineFailure, EngineState, EngineStatus, LearnedStatus},
     event_content::{self, EngineSnapshot, EventContent},
     generation_floor,
-    status::{ModelFacts, ModelWaitReason},
+    status::{ModelFacts, ModelWaitReason, SaturationFacts},
 };
 
 /// Maximum number of Events in the queue. A turn adds few, and excess Events are dropped.
@@ -52,21 +55,77 @@ struct StatusInputsState {
     /// Engine snapshots from the last turn in which this gateway led.
     snapshots: BTreeMap<ModelName, Vec<EngineSnapshot>>,
     events: Vec<(ModelName, EventContent)>,
-    /// Pod and variant of each engine's generation.
-    pods: BTreeMap<EngineId, (Generation, String, String)>,
+    /// Pod of each engine's generation.
+    pods: BTreeMap<EngineId, (Generation, String)>,
     /// Pod failure of each model's last failed generation, until a later generation is awake.
     failures: BTreeMap<ModelName, (Generation, String)>,
-    /// Each model's highest observed memory use on one accelerator here, and the last observation's time.
-    observed: BTreeMap<ModelName, (Bytes, Tick)>,
+    /// Each variant's highest observed memory use on one accelerator here, and the last observation's time.
+    observed: BTreeMap<(ModelName, VariantName), (Bytes, Tick)>,
+    /// The variant of each model whose memory and measurements its status has.
+    published_variants: BTreeMap<ModelName, VariantName>,
+    /// What saturation decided last.
+    saturation: BTreeMap<ModelName, SaturationFacts>,
 }
 
 /// Maximum length of a foreign error message in a condition.
 const MAX_FAILURE_CHARS: usize = 1024;
 
 impl StatusInputs {
-    /// Records the Pod and the variant of this engine generation.
-    pub(crate) fn set_pod(&self, engine: &EngineId, generation: Generation, pod: &str, variant: &str) {
-        self.lock().pods.insert(engine.clone(), (generation, pod.to_owned(), variant.to_owned()));
+    /// Records the Pod of this engine generation.
+    pub(crate) fn set_pod(&self, engine: &EngineId, generation: Generation, pod: &str) {
+        self.lock().pods.insert(engine.clone(), (generation, pod.to_owned()));
+    }
+
+    /// Records what saturation decided about the model.
+    pub(crate) fn record_saturation(&self, model: &ModelName, decided: SaturationFacts) {
+        let mut inner = self.lock();
+        if inner.saturation.get(model) == Some(&decided) {
+            return;
+        }
+        inner.saturation.insert(model.clone(), decided.clone());
+        let Some(facts) = inner.facts.get_mut(model) else { return };
+        facts.saturation = Some(decided);
+        inner.changed_models.insert(model.clone());
+        drop(inner);
+        self.changed.notify_one();
+    }
+
+    /// Forgets what saturation decided, because another gateway may decide now. Statuses keep what is written in them.
+    pub(crate) fn forget_saturation(&self) {
+        let mut inner = self.lock();
+        let forgotten = std::mem::take(&mut inner.saturation);
+        if forgotten.is_empty() {
+            return;
+        }
+        for model in forgotten.into_keys() {
+            if let Some(facts) = inner.facts.get_mut(&model) {
+                facts.saturation = None;
+                inner.changed_models.insert(model);
+            }
+        }
+        drop(inner);
+        self.changed.notify_one();
+    }
+
+    /// Forgets what saturation decided about this model, which it no longer scales.
+    ///
+    /// Otherwise the status would have the old targets again once saturation scales the model anew.
+    pub(crate) fn forget_saturation_of(&self, model: &ModelName) {
+        let mut inner = self.lock();
+        inner.saturation.remove(model);
+        let Some(facts) = inner.facts.get_mut(model).filter(|facts| facts.saturation.is_some()) else {
+            return;
+        };
+        facts.saturation = None;
+        inner.changed_models.insert(model.clone());
+        drop(inner);
+        self.changed.notify_one();
+    }
+
+    /// Returns the Pod of this engine generation; `None` before it has one.
+    pub(crate) fn pod_of(&self, engine: &EngineId, generation: Generation) -> Option<String> {
+        let inner = self.lock();
+        inner.pods.get(engine).filter(|(known, _)| *known == generation).map(|(_, pod)| pod.clone())
     }
 
     /// Records why this engine generation fails, as text for people.
@@ -112,8 +171,11 @@ impl StatusInputs {
         let decides = fleet.is_active_leader().then(|| generation_floor::epoch_of(fleet.generation_floor()));
         if changes.reconfigured {
             // A model that returns under the same name is a new one.
-            inner.observed.retain(|model, _| fleet.spec(model).is_some());
+            inner.observed.retain(|(model, _), _| fleet.spec(model).is_some());
+            let published = fleet.specs().map(|spec| (spec.name.clone(), spec.cheapest_variant()));
+            inner.published_variants = published.collect();
             inner.failures.retain(|model, _| fleet.spec(model).is_some());
+            inner.saturation.retain(|model, _| fleet.spec(model).is_some());
         }
         let turned = decides != inner.decides;
         if changes.reconfigured || turned {
@@ -190,11 +252,16 @@ impl StatusInputs {
         self.changed.notify_one();
     }
 
-    /// Records the memory that an engine of this model uses on one accelerator.
-    pub(crate) fn record_usage(&self, model: &ModelName, used: Bytes, now: Tick) {
+    /// Records the memory that this engine uses on one accelerator.
+    pub(crate) fn record_usage(&self, engine: &EngineId, used: Bytes, now: Tick) {
+        let EngineId { model, variant, .. } = engine;
         let mut inner = self.lock();
-        let before = inner.observed.get(model).map_or(Bytes::ZERO, |(peak, _)| *peak);
-        inner.observed.insert(model.clone(), (before.max(used), now));
+        let of_variant = (model.clone(), variant.clone());
+        let before = inner.observed.get(&of_variant).map_or(Bytes::ZERO, |(peak, _)| *peak);
+        inner.observed.insert(of_variant, (before.max(used), now));
+        if inner.published_variant(model) != *variant {
+            return;
+        }
         let Some(mut facts) = inner.facts.get(model).cloned() else { return };
         inner.add_observed(model, &mut facts);
         inner.facts.insert(model.clone(), facts);
@@ -263,27 +330,33 @@ impl StatusInputsState {
         let spec = fleet.spec(model);
         let last = engines.iter().map(|engine| engine.last_lease_end).max().filter(|at| *at > Tick(0));
         let listed: Vec<EngineStatus> = engines.iter().filter_map(|engine| self.status(engine)).collect();
-        let desired = engines.iter().filter(|engine| is_desired(&engine.state)).count();
+        let measured = fleet.learned_of(model, &self.published_variant(model));
         let mut facts = ModelFacts {
-            desired: u32::try_from(desired).unwrap_or(u32::MAX),
             engines: listed,
             wait_reason: self.wait_reasons.get(model).cloned(),
             last_failure: self.failures.get(model).map(|(_, why)| why.clone()),
             unplaceable: fleet.unplaceable_reason(model),
             last_outcome: fleet.last_outcome(model).map(|past| past.describe() + &past.diagnostics()),
             start_failed: engines.iter().any(|engine| engine.failed_to_start()),
-            peak: fleet.learned_of(model).and_then(|learned| learned.observed),
+            peak: measured.and_then(|learned| learned.observed),
             observed: None,
-            learned: spec.and_then(|_| learned(fleet, model)),
+            learned: spec.and(measured).and_then(learned),
             last_request: last,
+            saturation: self.saturation.get(model).cloned(),
         };
         self.add_observed(model, &mut facts);
         facts
     }
 
+    /// The variant whose memory and measurements the model's status has: the cheapest, whose memory it declares.
+    fn published_variant(&self, model: &ModelName) -> VariantName {
+        self.published_variants.get(model).cloned().unwrap_or_default()
+    }
+
     /// Merges the observed peak into the facts. The decisions get the same observation a moment later.
     fn add_observed(&self, model: &ModelName, facts: &mut ModelFacts) {
-        let Some((peak, at)) = self.observed.get(model) else { return };
+        let published = (model.clone(), self.published_variant(model));
+        let Some((peak, at)) = self.observed.get(&published) else { return };
         let peak = facts.peak.unwrap_or_default().max(*peak);
         (facts.peak, facts.observed) = (Some(peak), Some(*at));
         facts.learned.get_or_insert_default().peak = Some(peak.into());
@@ -292,13 +365,19 @@ impl StatusInputsState {
     /// Returns the engine's status; `None` for a cold engine.
     fn status(&self, engine: &Engine) -> Option<EngineStatus> {
         let known = self.pods.get(&engine.id).filter(|(generation, ..)| *generation == engine.generation);
+        let EngineId { variant, replica, .. } = &engine.id;
         // The list of engines is keyed by Pod, so an engine without a Pod needs a placeholder.
-        let none = || (format!("none-yet-{}", engine.id.replica), DEFAULT_VARIANT.to_owned());
-        let (pod, variant) = known.map_or_else(none, |(_, pod, variant)| (pod.clone(), variant.clone()));
+        let none = || {
+            if variant.is_default() {
+                format!("none-yet-{replica}")
+            } else {
+                format!("none-yet-{variant}-{replica}")
+            }
+        };
         Some(EngineStatus {
-            pod,
-            replica: engine.id.replica,
-            variant,
+            pod: known.map_or_else(none, |(_, pod)| pod.clone()),
+            replica: *replica,
+            variant: variant.to_string(),
             address: engine.address.map(|address| address.to_string()),
             state: state(&engine.state)?,
             generation: engine.generation.0,
@@ -308,8 +387,7 @@ impl StatusInputsState {
     }
 }
 
-fn learned(fleet: &Fleet, model: &ModelName) -> Option<LearnedStatus> {
-    let learned = fleet.learned_of(model)?;
+fn learned(learned: LearnedMeasurements) -> Option<LearnedStatus> {
     let millis = |span: Option<rouse::units::Millis>| span.map(|span| span.0);
     let known = LearnedStatus {
         peak: learned.observed.map(Into::into),
@@ -341,18 +419,6 @@ const fn state(state: &LifecycleState) -> Option<EngineState> {
         LifecycleState::Stopping { .. } => EngineState::Stopping,
         LifecycleState::Backoff { .. } => EngineState::Backoff,
     })
-}
-
-/// Whether the engine is serving, asleep or on its way up.
-const fn is_desired(state: &LifecycleState) -> bool {
-    matches!(
-        state,
-        LifecycleState::Launching
-            | LifecycleState::Loading
-            | LifecycleState::Awake
-            | LifecycleState::Asleep { .. }
-            | LifecycleState::Waking { .. }
-    )
 }
 
 #[cfg(test)]

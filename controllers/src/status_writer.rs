@@ -135,7 +135,7 @@ impl StatusWriter {
             now.rejected.iter().filter(|(object, rejection)| before.rejected.get(object) != Some(rejection));
         let objects = served.chain(rejected.map(|(object, _)| object));
         self.due.extend(objects.cloned().map(StatusTarget::Model));
-        let used: BTreeSet<String> = now.served.values().filter_map(|served| served.pool.clone()).collect();
+        let used: BTreeSet<String> = now.served.values().flat_map(ServedModel::pools).cloned().collect();
         let newly =
             |pool: Option<&String>| pool.is_some_and(|p| used.contains(p) && !self.used_pools.contains(p));
         let pools = now.pools.iter();
@@ -177,8 +177,8 @@ impl StatusWriter {
         for (model, event) in events {
             let Some(object) = resolved.objects.get(&model) else { continue };
             // Rouse neither starts nor stops an external backend.
-            let has_pool = |served: &&ServedModel| served.pool.is_some();
-            let Some(served) = resolved.served.get(object).filter(has_pool) else { continue };
+            let is_hosted = |served: &&ServedModel| !served.is_external();
+            let Some(served) = resolved.served.get(object).filter(is_hosted) else { continue };
             self.send_event(object, served.uid.as_ref(), event);
         }
     }

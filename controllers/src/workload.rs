@@ -1,8 +1,9 @@
 //! Builds the Deployments that run a model's engines, each with a stub beside it.
 //!
-//! There is one Deployment per template. A changed template makes another Deployment beside the former one, whose
-//! engines Rouse drains and stops one by one. So no controller but Rouse decides that an engine ends, and a rollout
-//! cuts no stream. A Deployment's name is the object's name plus eight characters that identify the template.
+//! There is one Deployment per variant and template. A changed template makes another Deployment beside the former
+//! one, whose engines Rouse drains and stops one by one. So no controller but Rouse decides that an engine ends, and a
+//! rollout cuts no stream. A Deployment's name is the object's name, the variant's name unless that is the default, and
+//! eight characters that identify the template.
 
 pub(crate) mod merge;
 mod requester;
@@ -13,7 +14,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
-use rouse::pairing;
+use rouse::{model::VariantName, pairing};
 use rouse_config::{FingerprintHasher, SleepApi, kind_name};
 use rouse_net::stub_api::Epoch;
 use serde_json::{Map, Value, json};
@@ -59,8 +60,8 @@ pub const PROBES_PORT: u16 = 18080;
 pub const SPI_PORT: u16 = 18081;
 pub const PROXY_PORT: u16 = 18082;
 
-/// Maximum object name in a Deployment name. Kubernetes would cut a longer name with the suffixes of ReplicaSet and
-/// Pod.
+/// Maximum length of a Deployment's name without its template. Kubernetes would cut a longer name with the suffixes of
+/// ReplicaSet and Pod.
 const MAX_NAME_CHARS: usize = 200;
 
 /// The InferenceModel that owns a Deployment.
@@ -111,12 +112,21 @@ pub struct Workload<'a> {
 
 /// Returns the Deployment's name. A hash of the whole name keeps truncated names apart.
 #[must_use]
-pub fn name(object: &ObjectName, template: &str) -> String {
-    if object.name.len() <= MAX_NAME_CHARS {
-        return format!("{}-{template}", object.name);
+pub fn name(object: &ObjectName, variant: &VariantName, template: &str) -> String {
+    let whole = match named(variant) {
+        Some(variant) => format!("{}-{variant}", object.name),
+        None => object.name.clone(),
+    };
+    if whole.len() <= MAX_NAME_CHARS {
+        return format!("{whole}-{template}");
     }
-    let head: String = object.name.chars().take(MAX_NAME_CHARS - 33).collect();
-    format!("{head}-{}-{template}", label::value(&object.name))
+    let head: String = whole.chars().take(MAX_NAME_CHARS - 33).collect();
+    format!("{head}-{}-{template}", label::value(&whole))
+}
+
+/// Returns the variant's name; `None` for the default variant, whose objects do not show it.
+fn named(variant: &VariantName) -> Option<&str> {
+    (!variant.is_default()).then(|| variant.as_str())
 }
 
 /// Returns the label selector of Rouse's Deployments and Pods.
@@ -142,18 +152,19 @@ impl Workload<'_> {
     #[must_use]
     pub fn deployment(&self) -> Value {
         let template = self.template_hash();
-        let labels = BTreeMap::from([
+        let mut labels = BTreeMap::from([
             (MANAGED, ROUSE.to_owned()),
             (label::MODEL, label::value(self.engine.name.as_str())),
             (TEMPLATE, template.clone()),
         ]);
+        labels.extend(named(&self.variant.name).map(|variant| (label::VARIANT, variant.to_owned())));
         let mut pod = self.pod();
         merge::into(&mut pod, &json!({"metadata": {"labels": labels}}));
         json!({
             "apiVersion": "apps/v1",
             "kind": "Deployment",
             "metadata": {
-                "name": name(&self.owner.object, &template),
+                "name": name(&self.owner.object, &self.variant.name, &template),
                 "namespace": self.owner.object.namespace,
                 "labels": labels,
                 "annotations": {

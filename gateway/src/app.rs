@@ -27,6 +27,7 @@ use crate::{
     demo,
     driver::{DriverHandle, Journal, JournalFile},
     http::{self, admin::AdminSources},
+    local_scaler::LocalScaler,
     metrics::{Metrics, TelemetryDropCounters},
     serve::{AdminServer, ApiServer, ShutdownStage},
     telemetry::{Telemetry, WallClock},
@@ -173,6 +174,11 @@ async fn serve(
         None => None,
     };
     let persist_task = tokio::spawn(persist_periodically(handle.clone(), Arc::clone(&platform)));
+    let (saturation, reloads) = watch::channel(current.saturation.clone());
+    let scaler_task = current.kubernetes.is_none().then(|| {
+        let metrics = metrics.controllers().saturation.clone();
+        tokio::spawn(LocalScaler::new(handle.clone(), Arc::clone(&platform), metrics, reloads).run())
+    });
     // A request before the first turn would fail with an unknown model.
     handle.refresh().await;
     let mut serving = api.start(watched)?;
@@ -187,6 +193,7 @@ async fn serve(
         base,
         config: Arc::clone(&config),
         handle: handle.clone(),
+        saturation,
         metrics,
         platform,
         certificate_checks: 0,
@@ -230,6 +237,11 @@ async fn serve(
             ended = &mut api => return Err(listener_error(ended)),
             ended = &mut admin => return Err(listener_error(ended)),
         }
+    }
+    // A shutdown needs no more engines. The task refers to the platform.
+    if let Some(task) = scaler_task {
+        task.abort();
+        drop(task.await);
     }
     ShutdownSequence { stage, config: config.load_full(), handle, driver, api, admin }
         .run(&mut signals, &mut runtime)

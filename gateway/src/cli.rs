@@ -6,6 +6,7 @@ mod key;
 mod local_machine;
 mod serve;
 mod show;
+mod simulate;
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 
@@ -154,6 +155,11 @@ enum CliCommand {
         /// Journal that a gateway wrote with `--journal`.
         file: PathBuf,
     },
+    /// Compare Rouse's autoscaler with an HPA and a KEDA scaler on a trace of requests, in simulated time.
+    ///
+    /// It prints for each how long the model was saturated, what its replicas cost, and how long clients waited for
+    /// their first token.
+    Simulate(Box<simulate::SimulateArgs>),
     /// The engine of the embedded demonstration.
     #[command(hide = true)]
     DemoEngine(Box<engine_sim::EngineSimArgs>),
@@ -181,6 +187,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Some(CliCommand::Demo(options)) => serve::serve(None, None, options),
         Some(CliCommand::Check { file, config }) => Ok(serve::check(&file.or(config).unwrap_or_default())),
         Some(CliCommand::Replay { file }) => replay(&file),
+        Some(CliCommand::Simulate(args)) => simulate::run(&args, &mut std::io::stdout().lock()),
         Some(CliCommand::Key { name, stdin }) => key::run(&name, stdin),
         Some(CliCommand::Crds { dir, fma }) => crds::run(dir.as_deref(), fma),
         Some(other) => run_admin_command(other),
@@ -237,6 +244,7 @@ fn run_admin_command(command: CliCommand) -> anyhow::Result<ExitCode> {
             CliCommand::Demo(_)
             | CliCommand::Check { .. }
             | CliCommand::Replay { .. }
+            | CliCommand::Simulate(_)
             | CliCommand::Key { .. }
             | CliCommand::Crds { .. } => Ok(ExitCode::SUCCESS),
         }

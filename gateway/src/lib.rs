@@ -1,6 +1,6 @@
 //! The gateway: [`serve`] accepts connections, [`http`] handles one request, [`keys`] limits clients, [`routing`] chooses
-//! the engine, [`driver`] turns events into commands, and [`platform`] executes them on one machine. [`app`] wires all
-//! of it.
+//! the engine, [`driver`] turns events into commands, and [`platform`] executes them on one machine, where
+//! `local_scaler` scales models by their load. [`app`] wires all of it.
 
 // As in the crate `rouse`: release builds abort at a panic, which ends all streams.
 #![warn(clippy::indexing_slicing)]
@@ -11,6 +11,7 @@ pub mod demo;
 pub mod driver;
 pub mod http;
 pub mod keys;
+mod local_scaler;
 pub mod metrics;
 pub mod platform;
 pub mod routing;

@@ -54,7 +54,7 @@ const ADDED_LATENCY_BUCKETS: [f64; 10] =
 const OTHER_MODEL: &str = "other";
 
 /// Value of the labels `node_pool` and `namespace` on one machine.
-const LOCAL_LABEL: &str = "local";
+pub(crate) const LOCAL_LABEL: &str = "local";
 
 /// All of the gateway's metrics.
 pub struct Metrics {

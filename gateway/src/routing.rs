@@ -14,6 +14,7 @@ use rouse_net::lease::Gate;
 use rouse_platform::EngineActivity;
 
 mod circuit_breaker;
+mod key_popularity;
 mod load_balancer;
 mod outlier_reporter;
 mod response_owners;
@@ -23,6 +24,7 @@ mod rng;
 mod testing;
 
 pub use circuit_breaker::{BreakerTransition, CircuitBreaker};
+use key_popularity::KeyPopularity;
 pub use load_balancer::EndpointCriteria;
 pub use outlier_reporter::OutlierReporter;
 pub use response_owners::{EngineGeneration, ResponseOwners};
@@ -52,6 +54,8 @@ pub struct ModelRoute {
     pub endpoints: Vec<Endpoint>,
     /// The hash ring of the endpoints, if there are several.
     ring: Option<Arc<HashRing>>,
+    /// How often requests had each key, if there are several endpoints.
+    popularity: Option<Arc<KeyPopularity>>,
 }
 
 #[derive(Clone, Debug)]
@@ -86,7 +90,8 @@ impl ModelRoute {
             && self.endpoints.iter().map(ends).eq(other.endpoints.iter().map(ends))
     }
 
-    /// Creates a route. `before`: the replaced route, whose ring is reused if the engines are the same.
+    /// Creates a route. `before`: the replaced route, whose counts of keys go on, and whose ring is reused if the engines
+    /// are the same.
     #[must_use]
     pub fn new(
         priority: i32,
@@ -101,7 +106,10 @@ impl ModelRoute {
             before.and_then(|route| route.ring.as_ref()).filter(|ring| ring.is_built_from(&endpoints));
         let ring = (endpoints.len() > 1)
             .then(|| unchanged_ring.map_or_else(|| Arc::new(HashRing::new(&endpoints)), Arc::clone));
-        Self { priority, state, last_failure, replicas, max_wait, endpoints, ring }
+        let counted = before.and_then(|route| route.popularity.as_ref());
+        let popularity =
+            (endpoints.len() > 1).then(|| counted.map_or_else(|| Arc::new(KeyPopularity::new()), Arc::clone));
+        Self { priority, state, last_failure, replicas, max_wait, endpoints, ring, popularity }
     }
 
     /// The number of ejected engines, which get no new requests except single trials. Never more than half of the

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use http::{HeaderMap, HeaderValue, Method, uri::PathAndQuery};
 use rouse_net::{
+    engine_load,
     openai::{routing_fields::peek, sse::ResponseScanner},
     relay::bench::{BenchChunkedDecoder, read_head, write_head},
 };
@@ -86,5 +87,23 @@ fn events(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, heads, model, events);
+/// A page of metrics of the size that an engine writes.
+fn metrics(c: &mut Criterion) {
+    let labels = "engine=\"0\",model_name=\"org/model-7b-instruct\"";
+    let mut page = format!(
+        "vllm:num_requests_running{{{labels}}} 12.0\nvllm:num_requests_waiting{{{labels}}} 3.0\n\
+         vllm:kv_cache_usage_perc{{{labels}}} 0.82\n"
+    );
+    for bucket in 0..500 {
+        page += &format!("vllm:request_prompt_tokens_bucket{{{labels},le=\"{bucket}.0\"}} 17.0\n");
+    }
+    let mut group = c.benchmark_group("wire/load");
+    group.throughput(Throughput::Bytes(page.len() as u64));
+    group.bench_function("read from a page of metrics", |b| {
+        b.iter(|| engine_load::parse(black_box(page.as_bytes())));
+    });
+    group.finish();
+}
+
+criterion_group!(benches, heads, model, events, metrics);
 criterion_main!(benches);

@@ -149,6 +149,7 @@ async fn answer(
                 stream,
                 schema: ApiSchema::OpenAi,
                 inspection: ResponseInspection::Events,
+                wants_load_report: false,
             },
             upload: None,
             lease,

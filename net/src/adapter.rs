@@ -2,8 +2,8 @@
 //!
 //! Engines differ in small ways that must not leak into the engine's lifecycle, so every branch on the kind of engine
 //! is here. An adapter holds no state of the engine: each call asks the engine itself, because an answer from before a
-//! restart of either side is not evidence. Calls are rare (probes, transitions), so each call opens its own connection
-//! and cannot meet a stale one.
+//! restart of either side is not evidence. Calls are few (probes, transitions, readings of the load), so each call
+//! opens its own connection and cannot meet a stale one.
 
 mod counters;
 pub mod paths;
@@ -11,12 +11,16 @@ mod sleep;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use serde_json::{Value, json};
 
-use crate::backend_origin::BackendOrigin;
+use crate::{
+    backend_origin::BackendOrigin,
+    engine_load::{self, EngineLoad},
+    http_client::{CallObserver, HttpClient},
+};
 use rouse::{fault::FailureCause, fleet::event::CanaryVerdict};
 
-use crate::http_client::{CallObserver, HttpClient};
 pub use counters::EngineCounters;
 
 /// The calls that an engine understands for sleep and wake.
@@ -189,8 +193,18 @@ impl Adapter {
 
     /// Reads the engine's own counters; `None` when it has none.
     pub async fn counters(&self, within: Duration) -> Option<EngineCounters> {
+        counters::parse(&self.metrics_page(within).await?)
+    }
+
+    /// Reads the engine's load; `None` when it reports none.
+    pub async fn load(&self, within: Duration) -> Option<EngineLoad> {
+        let load = engine_load::parse(&self.metrics_page(within).await?);
+        (!load.is_unknown()).then_some(load)
+    }
+
+    async fn metrics_page(&self, within: Duration) -> Option<Bytes> {
         let reply = self.client.get("/metrics", within).await.ok()?;
-        (reply.status == 200).then(|| counters::parse(&reply.body, self.profile.kind))?
+        (reply.status == 200).then_some(reply.body)
     }
 
     async fn health_verdict(&self, within: Duration) -> CanaryVerdict {

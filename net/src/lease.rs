@@ -61,6 +61,8 @@ pub struct Gate {
     /// When the last lease ended, and when the last response byte passed, in ticks; 0 for never.
     last_end: AtomicU64,
     last_byte: AtomicU64,
+    /// Number of leases that have ended as a use of the engine. Wraps around.
+    ended: AtomicU32,
     /// Wakes the driver: a closed gate has drained, a place is free for a queued request, or a watched gate is idle.
     driver: Arc<Notify>,
     /// The clients that have held a lease since the gate last closed, as [`TurnClients`] stores them.
@@ -76,7 +78,8 @@ pub struct Gate {
 /// Engines whose gates may have changed since the driver last sampled them.
 ///
 /// Bounded by the number of gates: a gate announces its use once until the driver has sampled it. A circuit breaker
-/// announces each of its rare changes too, and wakes the driver, which takes the whole queue.
+/// and a changed saturation limit announce each of their rare changes too, and wake the driver, which takes the whole
+/// queue.
 #[derive(Debug, Default)]
 pub struct SampleQueue(Mutex<Vec<EngineId>>);
 
@@ -140,6 +143,7 @@ impl Gate {
             clock,
             last_end: AtomicU64::new(0),
             last_byte: AtomicU64::new(0),
+            ended: AtomicU32::new(0),
             driver,
             clients: [const { AtomicU64::new(0) }; MAX_DISTINCT_CLIENTS],
             pause: AtomicU64::new(0),
@@ -174,6 +178,14 @@ impl Gate {
 
     pub fn open(&self) {
         self.word.open();
+    }
+
+    /// Announces a change at the engine beside its leases, and wakes the driver.
+    pub fn announce(&self) {
+        if let Some((queue, engine)) = &self.sampling {
+            queue.push(engine);
+        }
+        self.driver.notify_one();
     }
 
     /// Changes the maximum number of concurrent leases. Leases already taken stay valid.
@@ -259,6 +271,12 @@ impl Gate {
     #[must_use]
     pub fn last_end(&self) -> Tick {
         Tick(self.last_end.load(Ordering::Relaxed))
+    }
+
+    /// Number of leases that have ended as a use of the engine. Wraps around.
+    #[must_use]
+    pub fn ended(&self) -> u32 {
+        self.ended.load(Ordering::Relaxed)
     }
 
     /// When a response byte last passed; `Tick(0)` for never.
@@ -350,6 +368,7 @@ impl Drop for Lease {
         if self.marks_use {
             let now = self.ended_at.unwrap_or_else(Instant::now);
             self.gate.last_end.store(self.gate.clock.tick_at(now).0, Ordering::Relaxed);
+            self.gate.ended.fetch_add(1, Ordering::Relaxed);
         }
         match self.gate.word.release() {
             ReleaseEffect::NoEffect => {}

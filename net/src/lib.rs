@@ -4,8 +4,8 @@
 //! * [`relay`]: one exchange with an engine. [`downstream`]: the client's side of that exchange. [`openai`]: the bodies
 //!   that both sides send. [`tcp`] and [`backend_origin`]: the connections. [`yield_to_reactor`]: long work beside
 //!   streams.
-//! * [`http_client`]: short calls. [`adapter`]: the sleep and wake calls of each kind of engine. [`stub_api`]: the
-//!   messages between gateway, stub and launcher.
+//! * [`http_client`]: short calls. [`adapter`]: the sleep and wake calls of each kind of engine. [`engine_load`]: the
+//!   load that engines report. [`stub_api`]: the messages between gateway, stub and launcher.
 //! * [`process`], [`nvml`], [`fd_limit`], [`file_watch`], [`port`]: processes, accelerators, descriptors, files and
 //!   ports.
 //!
@@ -19,6 +19,7 @@
 pub mod adapter;
 pub mod backend_origin;
 pub mod downstream;
+pub mod engine_load;
 pub mod fd_limit;
 pub mod file_watch;
 pub mod http_client;

@@ -41,6 +41,7 @@ use tokio::time::Instant;
 
 use crate::{
     backend_origin::BackendOrigin,
+    engine_load::EngineLoad,
     lease::Lease,
     openai::{ApiSchema, sse::ResponseFacts},
 };
@@ -96,6 +97,8 @@ pub struct UpstreamRequest<'a> {
     /// The API schema of the error event that ends a broken stream.
     pub schema: ApiSchema,
     pub inspection: ResponseInspection,
+    /// Asks the stub in front of the engine for a report of the engine's load.
+    pub wants_load_report: bool,
 }
 
 /// How much of a response is inspected as it passes.
@@ -172,6 +175,12 @@ pub trait RelayObserver {
     /// The engine's response head arrived.
     fn head(&mut self, status: StatusCode) {
         let _ = status;
+    }
+
+    /// That head carries the load report that [`UpstreamRequest::wants_load_report`] asked for. Called after
+    /// [`Self::head`].
+    fn load_report(&mut self, load: &EngineLoad) {
+        let _ = load;
     }
 
     /// The first byte of the body arrived.

@@ -23,6 +23,7 @@ fn the_corpora_hold() {
     corpus("head").iter().for_each(|seed| bodies::head(seed));
     corpus("sse").iter().for_each(|seed| bodies::sse(seed));
     corpus("multipart").iter().for_each(|seed| bodies::multipart(seed));
+    corpus("load").iter().for_each(|seed| bodies::load(seed));
 }
 
 #[test]
@@ -36,8 +37,8 @@ fn the_corpora_hold_cut_off_at_any_byte() {
 
 type FuzzBody = fn(&[u8]);
 
-const BODIES: [(&str, FuzzBody); 3] =
-    [("head", bodies::head), ("sse", bodies::sse), ("multipart", bodies::multipart)];
+const BODIES: [(&str, FuzzBody); 4] =
+    [("head", bodies::head), ("sse", bodies::sse), ("multipart", bodies::multipart), ("load", bodies::load)];
 
 /// One change of a seed, of the kinds that a fuzzer makes most.
 #[derive(Clone, Debug)]
@@ -104,7 +105,7 @@ proptest! {
         changes in prop::collection::vec(change(), 1..5),
     ) {
         thread_local! {
-            static CORPORA: [Vec<Vec<u8>>; 3] = BODIES.map(|(of, _)| corpus(of));
+            static CORPORA: [Vec<Vec<u8>>; BODIES.len()] = BODIES.map(|(of, _)| corpus(of));
         }
         let mut data = CORPORA.with(|corpora| seed.get(&corpora[which]).clone());
         for (at, from, change) in changes {

@@ -3,27 +3,38 @@
 //! Leases count the requests that this gateway has sent to an engine, but do not show how the engine copes: ten long
 //! prompts fill a KV cache that a hundred short ones leave half empty. The engine's own queue shows that, so selection
 //! adds the reported queue length to the engine's leases. This counts this gateway's waiting requests twice, on
-//! purpose: a request in the engine's queue delays the next request more than a running one.
+//! purpose: a request in the engine's queue delays the next request more than a running one. Selection weighs both by
+//! the reported use of the KV cache, and passes over an engine that is saturated (`saturation_monitor.rs`).
 //!
-//! A report is a moment old and must not outlive its source. The writer ensures that, so readers need no clock: it
-//! clears the report ([`EngineActivity::clear_waiting`]) at the first failed reading and when it ends.
+//! The readings have several writers: the health watch with each probe, the load reader (`load_reader.rs`) while the
+//! engine serves, and in a cluster the relay, from the reports of the engine's stub. A reading is a moment old and must
+//! not outlive its source: a writer that polls clears it at its first failure and when it ends, and each reading has a
+//! time.
 //!
-//! In the other direction, the engine's watcher learns here what no health probe shows: requests that the engine leaves
-//! unanswered.
+//! In the other direction, the engine's watcher learns here what no health probe shows: whether the gateway has
+//! requests at the engine, and which of them the engine leaves unanswered.
 
 use std::sync::{
-    Mutex, PoisonError,
-    atomic::{AtomicU32, AtomicU64, Ordering},
+    Arc, Mutex, MutexGuard, PoisonError, Weak,
+    atomic::{AtomicU64, Ordering},
 };
 
 use rouse::units::{Millis, Tick};
+use rouse_net::{
+    engine_load::{EngineLoad, LatestLoad},
+    lease::Gate,
+};
+
+use crate::SaturationMonitor;
 
 /// The activity of one engine generation, shared by its watcher and all cores.
 #[derive(Debug, Default)]
 pub struct EngineActivity {
-    waiting: AtomicU32,
+    load: LatestLoad,
+    saturation: SaturationMonitor,
     last_progress: AtomicU64,
     unanswered: Mutex<UnansweredStreak>,
+    gate: Mutex<Weak<Gate>>,
 }
 
 /// Consecutive requests that ended by their deadline without a byte.
@@ -35,14 +46,53 @@ struct UnansweredStreak {
 }
 
 impl EngineActivity {
-    /// Stores a reading: the requests in the engine's own queue.
-    pub fn set_waiting(&self, requests: u64) {
-        self.waiting.store(u32::try_from(requests).unwrap_or(u32::MAX), Ordering::Relaxed);
+    /// The engine's latest reported load.
+    #[must_use]
+    pub const fn load(&self) -> &LatestLoad {
+        &self.load
     }
 
-    /// Records that there is no reading.
-    pub fn clear_waiting(&self) {
-        self.set_waiting(0);
+    /// The limit on this gateway's requests while the engine reports that it is saturated.
+    #[must_use]
+    pub const fn saturation(&self) -> &SaturationMonitor {
+        &self.saturation
+    }
+
+    /// Records a reading made at `now`. Announces a changed limit to the driver, which may have waiters for the engine.
+    pub fn record_load(&self, load: &EngineLoad, now: Tick) {
+        self.load.record(load, now);
+        let gate = self.gate().upgrade();
+        if self.saturation.record(load, gate.as_deref(), now)
+            && let Some(gate) = gate
+        {
+            gate.announce();
+        }
+    }
+
+    /// Records that the load is unknown.
+    pub fn clear_load(&self) {
+        self.load.clear();
+        if self.saturation.clear()
+            && let Some(gate) = self.gate().upgrade()
+        {
+            gate.announce();
+        }
+    }
+
+    /// Sets the gate through which this gateway's requests reach the engine.
+    pub fn set_gate(&self, gate: &Arc<Gate>) {
+        *self.gate() = Arc::downgrade(gate);
+    }
+
+    /// Whether this gateway has requests at the engine.
+    #[must_use]
+    pub fn has_requests(&self) -> bool {
+        let gate = self.gate().upgrade();
+        gate.is_some_and(|gate| gate.leases() > 0)
+    }
+
+    fn gate(&self) -> MutexGuard<'_, Weak<Gate>> {
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that the engine's token counter has advanced.
@@ -72,11 +122,6 @@ impl EngineActivity {
     #[must_use]
     pub fn unanswered_in_a_row(&self) -> u32 {
         self.unanswered.lock().unwrap_or_else(PoisonError::into_inner).requests
-    }
-
-    #[must_use]
-    pub fn waiting(&self) -> u32 {
-        self.waiting.load(Ordering::Relaxed)
     }
 
     /// When the engine last made progress; `Tick(0)` for never.

@@ -15,7 +15,7 @@ use rouse::{
 use rouse_net::adapter::EngineHealth;
 use tokio::time;
 
-use crate::{EngineActivity, engine_client::EngineClient, readiness};
+use crate::{EngineActivity, engine_client::EngineClient, load_reader, readiness};
 
 /// This many requests in a row without a byte trigger the one-token request.
 const UNANSWERED_BEFORE_PROBE: u32 = 3;
@@ -54,14 +54,23 @@ pub enum InitialHealth {
 ///
 /// If the engine is held, the watch first waits until the stub's gate opens. While the gate is closed, the engine's
 /// health is unknown, and no failure counts. The watch polls the stub often, on behalf of all waiters.
+///
+/// Meanwhile also reads the load of an engine without a stub.
 pub async fn watch_health(contact: &EngineClient, known: InitialHealth) {
+    let activity = ActivityGuard(contact.common.engine_activity(&contact.id, contact.generation));
+    tokio::select! {
+        () = Box::pin(load_reader::run(contact, &activity.0)) => {}
+        () = poll_health(contact, known, &activity.0) => {}
+    }
+}
+
+async fn poll_health(contact: &EngineClient, known: InitialHealth, activity: &EngineActivity) {
     let mut is_gated = known == InitialHealth::StubGateClosed;
     let mut at_once = known == InitialHealth::Unconfirmed;
     let (mut was_ok, mut tokens) = (!at_once, None);
     // The one-token request under way, and whether the last one failed.
     let mut canary: Option<Pin<Box<dyn Future<Output = CanaryVerdict> + Send + '_>>> = None;
     let mut mute = false;
-    let reports = ActivityGuard(contact.common.engine_activity(&contact.id, contact.generation));
     loop {
         if std::mem::take(&mut is_gated) {
             readiness::wait_until_ungated(contact).await;
@@ -86,7 +95,7 @@ pub async fn watch_health(contact: &EngineClient, known: InitialHealth) {
                         "engine left requests unanswered and failed a one-token probe, counted as unhealthy"
                     );
                 } else {
-                    reports.0.clear_unanswered();
+                    activity.clear_unanswered();
                 }
             }
         }
@@ -99,19 +108,16 @@ pub async fn watch_health(contact: &EngineClient, known: InitialHealth) {
             is_gated = true;
             continue;
         }
-        match counters {
-            Some(counters) => reports.0.set_waiting(counters.waiting),
-            None => reports.0.clear_waiting(),
-        }
+        load_reader::store(contact, activity, counters.map(|counters| counters.load));
         let now = counters.map(|counters| counters.tokens);
         let progressed = matches!((tokens, now), (Some(before), Some(now)) if now != before);
         tokens = now.or(tokens);
         if progressed {
-            reports.0.note_progress(contact.common.clock.now());
-            reports.0.clear_unanswered();
+            activity.note_progress(contact.common.clock.now());
+            activity.clear_unanswered();
             mute = false;
         }
-        if canary.is_none() && reports.0.unanswered_in_a_row() >= UNANSWERED_BEFORE_PROBE {
+        if canary.is_none() && activity.unanswered_in_a_row() >= UNANSWERED_BEFORE_PROBE {
             let patience = contact.common.config.load().timeouts.first_byte.duration().min(MAX_TOKEN_WAIT);
             canary = Some(Box::pin(contact.adapter.probe(patience)));
         }
@@ -124,11 +130,11 @@ pub async fn watch_health(contact: &EngineClient, known: InitialHealth) {
     }
 }
 
-/// Clears the engine's queue length when its watch ends.
+/// Clears the engine's load when its watch ends.
 struct ActivityGuard(Arc<EngineActivity>);
 
 impl Drop for ActivityGuard {
     fn drop(&mut self) {
-        self.0.clear_waiting();
+        self.0.clear_load();
     }
 }

@@ -10,8 +10,11 @@ mod driver_client;
 mod engine_activity;
 pub mod engine_client;
 pub mod health;
+mod load_peaks;
+mod load_reader;
 pub mod metric_builder;
 pub mod readiness;
+mod saturation_monitor;
 pub mod upstream_tls;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
@@ -26,6 +29,8 @@ use rouse_config::Config;
 
 pub use driver_client::DriverClient;
 pub use engine_activity::EngineActivity;
+pub use load_peaks::{EngineReading, LoadPeaks};
+pub use saturation_monitor::SaturationMonitor;
 
 /// Reports why something is not as it should be; `None` if it is.
 pub type ReadinessCheck = dyn Fn() -> Option<String> + Send + Sync;

@@ -217,6 +217,9 @@ impl LastOutcome {
             EngineOutcome::Deactivated { reason: why, .. } => match why {
                 Some(CloseReason::Idle) => format!("deactivated at {at}, idle"),
                 Some(CloseReason::Turn) => format!("evicted at {at}"),
+                Some(CloseReason::ScaledDown) => {
+                    format!("deactivated at {at}: its model needs fewer engines")
+                }
                 Some(CloseReason::Operator) => format!("deactivated at {at} by an operator"),
                 Some(CloseReason::Outdated) => format!("stopped at {at}: its configuration changed"),
                 Some(CloseReason::Shutdown) => format!("stopped at {at}: the gateway shut down"),

@@ -19,6 +19,8 @@ pub enum CloseReason {
     Idle,
     /// The turn passes to another model.
     Turn,
+    /// The model's target has fewer engines; a higher target cancels this drain.
+    ScaledDown,
     /// An operator ordered it.
     Operator,
     /// The configuration no longer has the engine, or has changed for it.

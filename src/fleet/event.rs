@@ -15,10 +15,11 @@ pub use crate::fleet::{dispatch::fairness::FairnessCounters, plan::Planner};
 use crate::{
     engine::{
         last_outcome::{EngineDiagnostics, FailureRecord},
+        saturation_limit::SaturationLimit,
         turn_clients::TurnClients,
     },
     fault::FailureCause,
-    model::{AcceleratorId, EngineId, FleetConfig, ModelName, SleepLevel},
+    model::{AcceleratorId, EngineId, FleetConfig, ModelName, SleepLevel, VariantName},
     units::{Bytes, Generation, Millis, Tick},
 };
 
@@ -30,9 +31,11 @@ pub enum Event {
     Configured {
         configuration: Box<FleetConfig>,
     },
-    /// Measurements of a model from an earlier run of the gateway.
+    /// Measurements of a model's variant from an earlier run of the gateway.
     MeasurementsRestored {
         model: ModelName,
+        #[serde(default, skip_serializing_if = "VariantName::is_default")]
+        variant: VariantName,
         learned: LearnedMeasurements,
     },
     /// The last failure of an engine in an earlier run of the gateway. The engine had not served since.
@@ -78,6 +81,14 @@ pub enum Event {
         engine: EngineId,
         generation: Generation,
         until: Option<Tick>,
+    },
+    /// The engine reported a load that changes how many of this gateway's requests it gets.
+    ///
+    /// `limit`: the most of them, and until when. `None`: as many as the configuration allows.
+    SaturationChanged {
+        engine: EngineId,
+        generation: Generation,
+        limit: Option<SaturationLimit>,
     },
     /// The engine's stub refused a request or a probe because its gate is closed. The engine never saw that request.
     StubGateClosed {
@@ -257,6 +268,18 @@ pub enum Event {
         model: ModelName,
         action: OperatorAction,
     },
+    /// How many engines of a variant should run while the model is in use. Replaces the variant's former target.
+    ///
+    /// Ignored unless the model's configuration says that it is scaled
+    /// ([`scaled`](crate::model::ModelSpec::scaled)). A target starts nothing while no engine of the model is awake:
+    /// requests, `minReplicas` and operators start the first one.
+    Desired {
+        model: ModelName,
+        variant: VariantName,
+        replicas: u32,
+        /// Why, in the words of the decision that set it.
+        reason: String,
+    },
     /// Shutdown: the fleet wakes nothing, refuses every waiter, and stops the engines if `stop_engines` is set.
     Shutdown {
         stop_engines: bool,
@@ -335,7 +358,7 @@ pub enum OperatorAction {
     Unpin,
 }
 
-/// Measurements of a model, restored at start so that estimates need not be learned again.
+/// Measurements of one variant of a model, restored at start so that estimates need not be learned again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LearnedMeasurements {
     pub peak: Option<Bytes>,

@@ -1,8 +1,10 @@
 //! Why nothing happens, or not yet: the texts of `explain`, and the details of every refusal.
 //!
-//! `memory` explains what a model waits for, `without_demand` the state of a model that no request waits for.
+//! `memory` explains what a model waits for, `without_demand` the state of a model that no request waits for, and
+//! `variants` counts the engines of each variant.
 
 mod memory;
+mod variants;
 mod without_demand;
 
 use std::sync::Arc;
@@ -32,6 +34,8 @@ pub(in crate::fleet) struct ModelReason {
     pub(in crate::fleet) retry_after: Option<Tick>,
     /// Whether the model's waiters are refused.
     pub(in crate::fleet) refuses_waiters: bool,
+    /// The platform refused the engine's reservation, for a limit that the decisions do not know.
+    is_reservation_refused: bool,
     class: ReasonClass,
 }
 
@@ -90,6 +94,11 @@ impl ModelReason {
         Self::starting("every awake engine is at maxConcurrency")
     }
 
+    /// Reason of an awake model whose engines are all saturated. `text`: as `Planner::saturation_text` has it.
+    pub(in crate::fleet) fn saturated(text: &str) -> Self {
+        Self::starting(&format!("every awake engine is {text}"))
+    }
+
     /// Reason of an awake engine whose stub's gate is closed. Only the stub, or the client that closed the gate, knows
     /// until when.
     pub(in crate::fleet) fn stub_gate_closed(id: &EngineId) -> Self {
@@ -115,9 +124,11 @@ impl ModelReason {
                 String::new(),
             ),
         };
+        let is_reservation_refused = e.failure().is_none();
         let class = ReasonClass::Failed { cause };
         Self {
             text,
+            is_reservation_refused,
             admin_details: for_admin,
             retry_after: Some(until),
             refuses_waiters: refuse,
@@ -127,9 +138,14 @@ impl ModelReason {
     }
 
     /// Converts the reason for one more engine of a model that has awake engines. No request waits for that engine
-    /// alone.
-    pub(in crate::fleet) fn for_additional_replica(self, awake: usize, replicas: u32, waiting: bool) -> Self {
-        let full = if waiting { ", all at maxConcurrency" } else { "" };
+    /// alone. `full`: why the awake engines take no request, if requests wait.
+    pub(in crate::fleet) fn for_additional_replica(
+        self,
+        awake: usize,
+        replicas: u32,
+        full: Option<&str>,
+    ) -> Self {
+        let full = full.map(|full| format!(", all {full}")).unwrap_or_default();
         let text = format!("{awake} of {replicas} engines awake{full}; next engine: {}", self.text);
         let (named, for_admin) = (self.named_models, self.admin_details);
         Self {
@@ -250,7 +266,7 @@ impl PlanBuilder<'_> {
         let mut reason = ModelReason::starting(&text);
         reason.admin_details = e.diagnostics.for_admin();
         // The usual duration is a useful retry time; the deadline is not.
-        let learned = self.planner.models.get(&id.model).map(|model| model.learned);
+        let learned = self.planner.models.get(&id.model).map(|model| model.learned_of(&id.variant));
         let usual = learned.and_then(|learned| if e.cold_start { learned.start } else { learned.wake });
         reason.retry_after = usual.map(|usual| e.startup_began + usual);
         reason

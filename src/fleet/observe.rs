@@ -14,13 +14,14 @@ use std::{collections::BTreeMap, sync::Arc};
 use crate::{
     engine::{Engine, state::LifecycleState},
     fleet::{
-        event::{Event, LearnedMeasurements, OperatorAction},
+        event::{Event, OperatorAction},
         plan::{
-            KeptAwakeModels, ModelRecord, Planner, leadership::LeadershipRole, operations::OperatorOperation,
+            KeptAwakeModels, ModelRecord, Planner, desired::ScalingIndex, leadership::LeadershipRole,
+            operations::OperatorOperation,
         },
-        state::{dependencies::DependencyGraph, ledger::MeterReading},
+        state::{dependencies::DependencyGraph, ledger::MeterReading, variant_specs::VariantSpecs},
     },
-    model::{EngineId, FleetConfig, ModelName},
+    model::{EngineId, FleetConfig, ModelName, ModelSpec},
     units::{Generation, Millis, Tick},
 };
 
@@ -30,6 +31,8 @@ impl Planner {
             self.clone_from(state);
             self.dependencies = DependencyGraph::from_models(&self.models);
             self.kept_awake = KeptAwakeModels::from_models(&self.models);
+            self.variant_specs = VariantSpecs::from_models(&self.models);
+            self.scaling = ScalingIndex::from_planner(self);
             return self.refresh_due_index();
         }
         self.advance_time(now);
@@ -40,8 +43,9 @@ impl Planner {
     fn apply_event(&mut self, event: &Event, now: Tick) {
         match event {
             Event::Configured { configuration } => self.configure(configuration, now),
-            Event::MeasurementsRestored { model, learned } => {
-                self.update_learned(model, |measurements| *measurements = *learned);
+            Event::MeasurementsRestored { model, variant, learned } => {
+                let engine = EngineId::of_variant(model.clone(), variant.clone(), 0);
+                self.update_learned(&engine, |measurements| *measurements = *learned);
             }
             Event::FailureRestored { engine, fingerprint, at, failure } => {
                 self.restore_failure(engine, *fingerprint, *at, failure);
@@ -77,9 +81,13 @@ impl Planner {
             Event::OperatorRequest { operation, model, action: order } => {
                 self.add_operation(*operation, model, *order, now)
             }
+            Event::Desired { model, variant, replicas, reason } => {
+                self.set_target(model, variant, *replicas, reason);
+            }
             Event::Shutdown { stop_engines } => self.shutdown = Some(*stop_engines),
             Event::GateSampled { engine, generation, .. }
             | Event::EjectionChanged { engine, generation, .. }
+            | Event::SaturationChanged { engine, generation, .. }
             | Event::StubGateClosed { engine, generation }
             | Event::StubGateOpened { engine, generation }
             | Event::Drained { engine, generation }
@@ -112,6 +120,7 @@ impl Planner {
             event,
             Event::GateSampled { .. }
                 | Event::EjectionChanged { .. }
+                | Event::SaturationChanged { .. }
                 | Event::StubGateClosed { .. }
                 | Event::StubGateOpened { .. }
         );
@@ -135,27 +144,24 @@ impl Planner {
         self.settings = configuration.settings.clone();
         self.ledger.configure(&configuration.accelerators, self.settings.host_memory);
         let models = Arc::make_mut(&mut self.models);
-        let before: BTreeMap<ModelName, u64> = models
-            .iter_mut()
-            .filter_map(|(name, model)| Some((name.clone(), model.spec.take()?.fingerprint)))
-            .collect();
+        let before: BTreeMap<ModelName, Arc<ModelSpec>> =
+            models.iter_mut().filter_map(|(name, model)| Some((name.clone(), model.spec.take()?))).collect();
+        let is_scaled =
+            |name: &ModelName| configuration.models.iter().any(|spec| spec.name == *name && spec.scaled);
+        for (_, model) in
+            models.iter_mut().filter(|(name, model)| !model.targets.is_empty() && !is_scaled(name))
+        {
+            model.targets.clear();
+        }
         for spec in &configuration.models {
-            let model =
-                Arc::make_mut(&mut self.models).entry(spec.name.clone()).or_insert_with(|| ModelRecord {
-                    spec: None,
-                    pin_override: None,
-                    learned: LearnedMeasurements::default(),
-                    usual_gap: None,
-                    wanted_since: now,
-                });
+            let models = Arc::make_mut(&mut self.models);
+            let model = models.entry(spec.name.clone()).or_insert_with(|| ModelRecord::new(now));
             model.spec = Some(Arc::new(spec.clone()));
-            // The failures belong to another command.
-            let other = before.get(&spec.name).is_some_and(|fingerprint| *fingerprint != spec.fingerprint);
-            if other && self.role.decides() {
-                self.reset_failures(&spec.name, now);
+            model.targets.retain(|variant, _| spec.fingerprint_of(variant).is_some());
+            if let Some(old) = before.get(&spec.name).filter(|_| self.role.decides()) {
+                self.reset_outdated_failures(old, spec, now);
             }
-            for replica in 0..spec.replicas {
-                let id = EngineId::new(spec.name.clone(), replica);
+            for id in spec.engine_ids() {
                 let generation = self.last_generation;
                 if !self.engines.contains_key(&id) {
                     self.engines.insert(Engine { generation, ..Engine::new(id, now) });
@@ -164,9 +170,11 @@ impl Planner {
         }
         self.dependencies = DependencyGraph::from_models(&self.models);
         self.kept_awake = KeptAwakeModels::from_models(&self.models);
+        self.variant_specs = VariantSpecs::from_models(&self.models);
         self.engines.mark_all_removable();
         self.due_index.invalidate();
         self.advance_time(now);
+        self.scaling = ScalingIndex::from_planner(self);
         // A model may have been configured without replicas, so no engine's removal removes it.
         for name in before.keys() {
             self.remove_model_if_unused(name);
@@ -178,8 +186,14 @@ impl Planner {
         }
     }
 
-    fn reset_failures(&mut self, model: &ModelName, now: Tick) {
-        let ids: Vec<EngineId> = self.engines.of_model(model).map(|e| e.id.clone()).collect();
+    /// Forgets the failures of engines whose command has changed: they belong to another command.
+    fn reset_outdated_failures(&mut self, old: &ModelSpec, new: &ModelSpec, now: Tick) {
+        let differs = |e: &&Engine| {
+            let (before, after) = (old.fingerprint_of(&e.id.variant), new.fingerprint_of(&e.id.variant));
+            before.is_some() && after.is_some() && before != after
+        };
+        let ids: Vec<EngineId> =
+            self.engines.of_model(&new.name).filter(differs).map(|e| e.id.clone()).collect();
         for id in &ids {
             self.engines.change(id, |engine| {
                 engine.failures = 0;

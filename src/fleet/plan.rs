@@ -6,6 +6,7 @@
 
 pub(in crate::fleet) mod admit;
 pub(in crate::fleet) mod advance;
+pub(in crate::fleet) mod desired;
 pub(in crate::fleet) mod evict;
 pub(in crate::fleet) mod leadership;
 pub(in crate::fleet) mod operations;
@@ -31,8 +32,8 @@ use crate::{
         event::OperationId,
         explain::ModelReason,
         plan::{
-            admit::closure::ClosureAttempt, leadership::LeadershipRole, operations::OperatorOperation,
-            place::PlacementCandidate,
+            admit::closure::ClosureAttempt, desired::ScalingIndex, leadership::LeadershipRole,
+            operations::OperatorOperation, place::PlacementCandidate,
         },
         report::{ModelReport, Report},
         state::{
@@ -41,11 +42,12 @@ use crate::{
             engines::EngineTable,
             ledger::{MemoryLedger, amount::ResourceAmount},
             remote_demand::RemoteDemand,
+            variant_specs::VariantSpecs,
         },
     },
     model::{
         AcceleratorId, AcceleratorRequirement, EngineId, EvictionPolicy, FleetSettings, ModelName, ModelSpec,
-        SleepLevel, SleepLevelPolicy,
+        SleepLevel, SleepLevelPolicy, VariantName,
     },
     units::{Bytes, Generation, Millis, Tick},
 };
@@ -72,6 +74,12 @@ pub struct Planner {
     /// Derived from `models`.
     #[serde(skip)]
     pub(in crate::fleet) kept_awake: KeptAwakeModels,
+    /// Derived from the specs in `models`.
+    #[serde(skip)]
+    pub(in crate::fleet) variant_specs: VariantSpecs,
+    /// Derived from the targets in `models` and from the engines.
+    #[serde(skip)]
+    pub(in crate::fleet) scaling: ScalingIndex,
     /// Moment of the last recorded plan.
     pub(in crate::fleet) last_planned: Tick,
     /// The highest generation among removed engines.
@@ -119,6 +127,8 @@ pub struct PlanBuilder<'a> {
     commands: Vec<Command>,
     /// Each model's reason: what it waits for, or why it stays as it is.
     pub(in crate::fleet) reasons: Arc<BTreeMap<ModelName, ModelReason>>,
+    /// What the next engine of a variant waits for, in models with targets.
+    pub(in crate::fleet) replica_reasons: ReplicaReasons,
     /// Memory that models earlier in line will take on an accelerator.
     pub(in crate::fleet) claims: BTreeMap<AcceleratorId, ResourceAmount>,
     /// Every engine that is wanted and not awake, in turn order.
@@ -133,10 +143,14 @@ pub struct PlanBuilder<'a> {
     pub(in crate::fleet) dependency_claims: BTreeMap<EngineId, PlacementCandidate>,
 }
 
+/// What the next engine of each variant waits for.
+pub(in crate::fleet) type ReplicaReasons = BTreeMap<(ModelName, VariantName), ModelReason>;
+
 /// Inputs of a report, besides the state.
 #[derive(Clone, Debug, Default)]
 pub(in crate::fleet) struct ReportInputs {
     pub(in crate::fleet) reasons: Arc<BTreeMap<ModelName, ModelReason>>,
+    pub(in crate::fleet) replica_reasons: ReplicaReasons,
     pub(in crate::fleet) demand: BTreeMap<ModelName, QueueDemand>,
     pub(in crate::fleet) now: Tick,
 }
@@ -156,6 +170,7 @@ impl<'a> PlanBuilder<'a> {
             now,
             commands: Vec::new(),
             reasons: Arc::default(),
+            replica_reasons: ReplicaReasons::new(),
             claims: BTreeMap::new(),
             turn_order: Vec::new(),
             turn_positions: BTreeMap::new(),
@@ -171,6 +186,7 @@ impl<'a> PlanBuilder<'a> {
             self.finish_superseded();
             self.advance();
             if self.planner.shutdown.is_none() {
+                self.drain_surplus();
                 self.admit();
             }
             self.finish_operations();
@@ -233,13 +249,14 @@ impl<'a> PlanBuilder<'a> {
         self.planner.engines.get(engine).map_or(Admission::Closed, |e| e.admission)
     }
 
-    /// Returns the draft, in which all commands are recorded, and each model's reason.
-    pub(in crate::fleet) fn into_parts(self) -> (Planner, Arc<BTreeMap<ModelName, ModelReason>>) {
-        (self.planner, self.reasons)
+    /// Returns the draft, in which all commands are recorded, and the inputs of its report.
+    pub(in crate::fleet) fn into_parts(self) -> (Planner, ReportInputs) {
+        let Self { planner, reasons, replica_reasons, now, .. } = self;
+        (planner, ReportInputs { reasons, replica_reasons, demand: BTreeMap::new(), now })
     }
 }
 
-/// Whether the configuration does not have this engine, or not as it runs.
+/// Whether the configuration does not have this engine, or not as it runs. `spec`: that of the engine's variant.
 ///
 /// An engine asleep at level 2 counts as outdated if a wake would not restore all that it had: an operator's own call,
 /// or a gateway that did not know, put it there.
@@ -265,6 +282,7 @@ impl Planner {
                 waiting,
                 remote_waiting,
                 leases,
+                variants: self.reported_variants(name, &inputs.replica_reasons),
                 wait,
                 last_outcome: last,
                 reason: reason.text + &reason.admin_details,
@@ -278,7 +296,7 @@ impl Planner {
     }
 
     pub(in crate::fleet) fn is_kept_awake(&self, id: &EngineId) -> bool {
-        self.models.get(&id.model).is_some_and(|model| model.keeps_awake(id.replica))
+        self.models.get(&id.model).is_some_and(|model| model.keeps_awake(id))
     }
 
     pub(in crate::fleet) fn leases_of(&self, model: &ModelName) -> u32 {
@@ -287,10 +305,6 @@ impl Planner {
 
     pub(in crate::fleet) fn spec(&self, model: &ModelName) -> Option<&ModelSpec> {
         self.models.get(model)?.spec.as_deref()
-    }
-
-    pub(in crate::fleet) fn shared_spec(&self, model: &ModelName) -> Option<Arc<ModelSpec>> {
-        self.models.get(model)?.spec.clone()
     }
 
     /// When engines of this model may be evicted. A model that is no longer configured follows the fleet's policy.
@@ -315,11 +329,11 @@ impl Planner {
     /// Whether the engine is outdated, its model is no longer configured, or shutdown stops all engines.
     pub(in crate::fleet) fn is_unwanted(&self, id: &EngineId) -> bool {
         let Some(e) = self.engines.get(id) else { return false };
-        let outdated = self.spec(&id.model).is_none_or(|spec| is_outdated(e, spec));
+        let outdated = self.engine_spec(id).is_none_or(|spec| is_outdated(e, spec));
         outdated || self.shutdown == Some(true)
     }
 
-    /// The most that one account could hold for this model: the largest accelerator, or the whole pool.
+    /// The most that one account could hold for an engine with this spec: the largest accelerator, or the whole pool.
     pub(in crate::fleet) fn largest(&self, spec: &ModelSpec) -> Bytes {
         match &spec.accelerators {
             AcceleratorRequirement::InPool { pool, .. } => {

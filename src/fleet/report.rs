@@ -5,10 +5,10 @@ use std::{collections::BTreeMap, fmt};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    engine::last_outcome::LastOutcome,
+    engine::{last_outcome::LastOutcome, saturation_limit::SaturationLimit},
     fault::WaitDetails,
     fleet::event::LearnedMeasurements,
-    model::{AcceleratorId, EngineId, ModelName},
+    model::{AcceleratorId, EngineId, ModelName, VariantName},
     units::{Bytes, Generation, Tick, pluralize},
 };
 
@@ -30,6 +30,9 @@ pub struct ModelReport {
     #[serde(skip_serializing_if = "is_zero")]
     pub remote_waiting: u32,
     pub leases: u32,
+    /// Engines of each variant, if the model lists variants or has targets.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub variants: BTreeMap<VariantName, VariantReport>,
     /// The model's last outcome, if it has not served since.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_outcome: Option<LastOutcome>,
@@ -38,6 +41,38 @@ pub struct ModelReport {
     pub reason: String,
     /// The same reason as data, for refused and parked requests.
     pub wait: WaitDetails,
+}
+
+/// How many engines one variant of a model has and should have.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VariantReport {
+    /// Engines that are awake, being woken or being launched, or whose memory is reserved for that.
+    pub current: u32,
+    /// Engines that sleep or fall asleep. They count neither as current nor as missing.
+    pub asleep: u32,
+    /// Engines that the variant should have while its model is in use; `None` without a target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<u32>,
+    /// Why it should have so many, as the decision said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target_reason: Option<String>,
+    /// What its next engine waits for, in a model that is scaled. If its starts keep failing, also without a target for
+    /// it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait: Option<ReplicaWait>,
+}
+
+/// Why an engine that a target asks for does not run yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicaWait {
+    pub reason: String,
+    /// Its memory is not granted: other engines hold it, or a limit forbids it.
+    pub insufficient_memory: bool,
+    /// Its starts keep failing. It is tried again, and other variants go before it meanwhile.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub failed: bool,
 }
 
 /// A model's state as clients and operators see it.
@@ -113,6 +148,9 @@ pub struct EngineView {
     pub state: String,
     pub since: Tick,
     pub leases: u32,
+    /// The engine is saturated: the load that it reported, and the most requests that it gets from this gateway.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub saturation: Option<SaturationLimit>,
     pub accelerators: Vec<AcceleratorId>,
     /// Bytes reserved on each accelerator; for a pool, the sum over the engine's accelerators.
     pub reserved: Bytes,
@@ -146,10 +184,31 @@ impl fmt::Display for Report {
                 write!(f, "{remote_waiting} of them at other gateways, ")?;
             }
             writeln!(f, "{}: {reason}", pluralize(leases, "lease"))?;
+            for (variant, report) in &report.variants {
+                writeln!(f, "  {variant}: {report}")?;
+            }
         }
         for (accelerator, reason) in &self.accelerators {
             writeln!(f, "{accelerator}: {reason}")?;
         }
         Ok(())
+    }
+}
+
+impl fmt::Display for VariantReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.target, &self.target_reason) {
+            (Some(target), Some(reason)) => {
+                write!(f, "{} of {} ({reason})", self.current, pluralize(target, "engine"))?;
+            }
+            _ => write!(f, "{}", pluralize(self.current, "engine"))?,
+        }
+        if self.asleep > 0 {
+            write!(f, ", {} asleep", self.asleep)?;
+        }
+        match &self.wait {
+            Some(wait) => write!(f, "; next engine: {}", wait.reason),
+            None => Ok(()),
+        }
     }
 }

@@ -10,3 +10,4 @@ pub(in crate::fleet) mod engines;
 pub(in crate::fleet) mod invariants;
 pub(in crate::fleet) mod ledger;
 pub(in crate::fleet) mod remote_demand;
+pub(in crate::fleet) mod variant_specs;

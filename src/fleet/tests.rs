@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::{
     Fleet,
-    command::Command,
+    command::{CloseReason, Command},
     event::{AdoptedEngine, CanaryVerdict, Event, GatewayDemand, Waiter, WaiterId},
     state::engines::visits,
 };
@@ -15,8 +15,8 @@ use crate::{
     engine::turn_clients::TurnClients,
     fault::FailureCause,
     model::{
-        Accelerator, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelName,
-        ModelSpec, SleepLevel,
+        Accelerator, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy,
+        ModelName, ModelSpec, SleepLevel,
     },
     sim::simulated_model,
     units::{Bytes, Generation, Millis, Tick},
@@ -36,6 +36,55 @@ fn a_turn_visits_as_few_engines_in_a_large_fleet_as_in_a_small_one() {
     let large = visits_by_turn(1000);
     assert_eq!(small, large, "visits of each turn with 40 models and with 1000");
     assert!(large.iter().all(|(_, visits)| *visits <= MAX_VISITS), "{large:?}");
+}
+
+#[test]
+fn an_idle_engine_of_a_scaled_model_rests_while_another_one_is_used_and_both_end_together() {
+    let timeout = Millis::secs(10);
+    let idle = IdlePolicy { sleep_after: Some(timeout), ..model(AWAKE).idle };
+    let spec = ModelSpec { scaled: true, replicas: 2, idle, ..model(AWAKE) };
+    let engines = [0, 1].map(|replica| EngineId::new(name(AWAKE), replica));
+    let adopted = |engine: &EngineId| Event::Adopted {
+        engine: engine.clone(),
+        generation: Generation(1),
+        found: adopted_engine(None),
+    };
+    let [used, unused] = &engines;
+    let sample = |leases, now| Event::GateSampled {
+        engine: used.clone(),
+        generation: Generation(1),
+        leases,
+        last_lease_end: now,
+        last_byte: now,
+        clients: TurnClients::default(),
+        idle_gap: None,
+    };
+    let mut fleet = Fleet::new();
+    let pool = Accelerator { id: "pool".into(), capacity: Bytes::gib(90), metered: false, units: Some(6) };
+    let configuration =
+        FleetConfig { settings: FleetSettings::default(), accelerators: vec![pool], models: vec![spec] };
+    fleet.on(&Event::Configured { configuration: Box::new(configuration) }, START);
+    engines.iter().for_each(|engine| fleet.on(&adopted(engine), START));
+    fleet.on(&Event::AdoptionDone, START);
+    let turn = |fleet: &mut Fleet, now| {
+        let plan = fleet.plan(now);
+        fleet.issued(&plan.commands, now);
+        assert_eq!(fleet.broken_invariants(), Vec::<String>::new());
+        plan.commands
+    };
+    while !turn(&mut fleet, START).is_empty() {}
+
+    fleet.on(&sample(1, START), START);
+    let later = START + Millis::secs(60);
+    assert!(turn(&mut fleet, later).is_empty());
+    assert!(!fleet.planner.due_engines(later).contains(unused), "the model is in use");
+
+    fleet.on(&sample(0, later), later);
+    assert!(fleet.next_deadline().is_some_and(|at| at <= later + timeout));
+    let commands = turn(&mut fleet, later + timeout);
+    let is_idle =
+        |command: &&Command| matches!(command, Command::CloseGate { reason: CloseReason::Idle, .. });
+    assert_eq!(commands.iter().filter(is_idle).count(), 2, "{commands:?}");
 }
 
 /// Runs the same turns in a fleet of this size, and returns how many engines each visits.
@@ -78,15 +127,7 @@ impl CountedFleet {
         let adopted = (0..models.len()).filter(|n| *n != COLD).map(|n| Event::Adopted {
             engine: EngineId::new(name(n), 0),
             generation: Generation(1),
-            found: AdoptedEngine {
-                address: ([127, 0, 0, 1], 9).into(),
-                accelerators: vec!["pool".into()],
-                asleep: (n % 2 == 1).then_some(SleepLevel::One),
-                ready: true,
-                fingerprint: 1,
-                last_lease_end: Tick(0),
-                started: START,
-            },
+            found: adopted_engine((n % 2 == 1).then_some(SleepLevel::One)),
         });
         let adopted: Vec<Event> = adopted.collect();
         let configuration = Box::new(FleetConfig { settings, accelerators: vec![pool], models });
@@ -171,6 +212,18 @@ impl CountedFleet {
             required_engine: None,
         };
         Event::Arrived { waiter }
+    }
+}
+
+fn adopted_engine(asleep: Option<SleepLevel>) -> AdoptedEngine {
+    AdoptedEngine {
+        address: ([127, 0, 0, 1], 9).into(),
+        accelerators: vec!["pool".into()],
+        asleep,
+        ready: true,
+        fingerprint: 1,
+        last_lease_end: Tick(0),
+        started: START,
     }
 }
 

@@ -4,6 +4,8 @@ mod dependencies;
 mod quiescence;
 mod reservations;
 
+use std::borrow::Cow;
+
 use super::{
     client::{ExchangeEnd, SimulatedClientId, SimulatedClientState},
     gate::SimulatedGate,
@@ -17,7 +19,9 @@ use crate::{
         command::CloseReason,
         event::{CanaryVerdict, Event},
     },
-    model::{AcceleratorId, AcceleratorRequirement, EngineId, EvictionPolicy, ModelSpec, SleepLevel},
+    model::{
+        AcceleratorId, AcceleratorRequirement, EngineId, EvictionPolicy, ModelName, ModelSpec, SleepLevel,
+    },
     units::{Bytes, Generation},
 };
 
@@ -91,8 +95,7 @@ impl SimulatedWorld {
     }
 
     fn profiles_memory(&self, engine: &EngineId) -> bool {
-        let models = &self.scenario.configuration.models;
-        models.iter().any(|spec| spec.name == engine.model && spec.profiles_memory())
+        self.spec_of(engine).is_some_and(|spec| spec.profiles_memory())
     }
 
     fn check_reserved(
@@ -135,15 +138,23 @@ impl SimulatedWorld {
         true
     }
 
-    fn spec_of(&self, engine: &EngineId) -> Option<&ModelSpec> {
-        self.scenario.configuration.models.iter().find(|spec| spec.name == engine.model)
+    /// The configuration of the engine's variant.
+    pub(super) fn spec_of(&self, engine: &EngineId) -> Option<Cow<'_, ModelSpec>> {
+        let mut models = self.scenario.configuration.models.iter();
+        models.find(|spec| spec.name == engine.model)?.for_variant(&engine.variant)
+    }
+
+    fn is_scaled(&self, model: &ModelName) -> bool {
+        self.scenario.configuration.models.iter().any(|spec| spec.name == *model && spec.scaled)
     }
 
     /// Whether configuration or an operator's pin keeps the engine awake without requests.
     fn is_kept_awake(&self, engine: &EngineId) -> bool {
         let pin = self.pins.get(&engine.model).copied();
         let pinned = pin.unwrap_or_else(|| self.spec_of(engine).is_some_and(|spec| spec.pinned));
-        pinned || self.is_min_replica(engine)
+        // Targets say how many engines run, and a pin keeps one of them.
+        let pin_holds = engine.replica == 0 || !self.is_scaled(&engine.model);
+        (pinned && pin_holds) || self.is_min_replica(engine)
     }
 
     /// Whether the engine is one of its model's `min_replicas`.
@@ -152,22 +163,26 @@ impl SimulatedWorld {
         engine.replica < least && self.pins.get(&engine.model) != Some(&false)
     }
 
-    /// An engine that is kept awake must not close for another model's turn or for idleness.
+    /// An engine that is kept awake must not close for another model's turn, for idleness or for a lower target.
     pub(super) fn check_kept_awake(&mut self, engine: &EngineId, reason: CloseReason) {
         let open = self.gates.get(engine).is_some_and(|gate| gate.open);
-        if open && matches!(reason, CloseReason::Turn | CloseReason::Idle) && self.is_kept_awake(engine) {
+        let is_optional = matches!(reason, CloseReason::Turn | CloseReason::Idle | CloseReason::ScaledDown);
+        if open && is_optional && self.is_kept_awake(engine) {
             self.record_violation(format!(
                 "{engine} is deactivated ({reason:?}) although it must stay awake"
             ));
         }
     }
 
-    /// No gate may close for a model that is already served. No engine in use may close if a spare of its model that is
-    /// still loading holds enough memory for the other model.
+    /// No gate may close for a model that is already served, except that of an unused engine for a replica that a target
+    /// asks for. No engine in use may close if a spare of its model that is still loading holds enough memory for the
+    /// other model.
     pub(super) fn check_eviction_needed(&mut self, engine: &EngineId, successor: &EngineId) {
         let serves =
             |(id, gate): (&EngineId, &SimulatedGate)| id.model == successor.model && gate.open && gate.public;
-        if self.gates.iter().any(serves) && !self.is_min_replica(successor) {
+        let is_unused = self.gates.get(engine).is_none_or(|gate| gate.leases.is_empty());
+        let may_replace = is_unused && self.is_scaled(&successor.model);
+        if self.gates.iter().any(serves) && !self.is_min_replica(successor) && !may_replace {
             self.record_violation(format!(
                 "{engine} is evicted for {successor}, whose model is already served"
             ));
@@ -182,9 +197,8 @@ impl SimulatedWorld {
 
     fn sufficient_spare(&self, engine: &EngineId, successor: &EngineId) -> Option<EngineId> {
         let configuration = &self.scenario.configuration;
-        let spec = configuration.models.iter().find(|spec| spec.name == successor.model)?;
-        let victim_spec = configuration.models.iter().find(|spec| spec.name == engine.model)?;
-        let eviction = configuration.settings.eviction_of(victim_spec);
+        let (spec, victim_spec) = (self.spec_of(successor)?, self.spec_of(engine)?);
+        let eviction = configuration.settings.eviction_of(&victim_spec);
         if eviction != EvictionPolicy::Residency || self.machine.processes.contains_key(successor) {
             return None;
         }

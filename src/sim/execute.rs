@@ -1,5 +1,7 @@
 //! Executes the fleet's commands as platform and driver would, and reports those that must not be ordered.
 
+use std::borrow::Cow;
+
 use super::{
     client::ExchangeEnd,
     gate::SimulatedGate,
@@ -132,8 +134,7 @@ impl SimulatedWorld {
         if !self.check_launch(&engine, generation, &accelerators, bytes) {
             return;
         }
-        let models = &self.scenario.configuration.models;
-        let Some(mut spec) = models.iter().find(|spec| spec.name == engine.model).cloned() else {
+        let Some(mut spec) = self.spec_of(&engine).map(Cow::into_owned) else {
             self.record_violation(format!("{engine} is launched, but its model is not configured"));
             return;
         };

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     fault::FailureCause,
     fleet::event::{AdoptedEngine, Event, LearnedMeasurements, OperationId, OperatorAction},
-    model::{AcceleratorId, EngineId, FleetConfig, ModelName, SleepLevel},
+    model::{AcceleratorId, EngineId, FleetConfig, ModelName, SleepLevel, VariantName},
     units::{Bytes, Millis, Tick},
 };
 
@@ -145,6 +145,10 @@ impl SimulatedWorld {
         match action {
             ScenarioAction::SendRequest(request) => self.request_arrives(request),
             ScenarioAction::OperatorAction(model, order) => self.submit_operator_action(model, order),
+            ScenarioAction::SetTarget(model, variant, replicas) => {
+                let reason = "the scenario says so".to_owned();
+                self.send_event(Event::Desired { model, variant, replicas, reason });
+            }
             ScenarioAction::RefuseNextWake(engine) => {
                 if let Some(process) = self.machine.processes.get_mut(&engine) {
                     process.refuse_wake = true;
@@ -349,7 +353,10 @@ impl SimulatedWorld {
         });
         self.machine.unreported_exits.clear();
         self.machine.reservations.clear();
-        let learned = std::mem::take(&mut self.fleet).learned();
+        let fleet = std::mem::take(&mut self.fleet);
+        let of_default = fleet.learned().into_iter();
+        let of_default = of_default.map(|(model, learned)| ((model, VariantName::default()), learned));
+        let learned: BTreeMap<_, _> = of_default.chain(fleet.learned_of_variants()).collect();
         self.deadline = None;
         self.wakeup_pending = false;
         if let Some(journal) = &mut self.journal {
@@ -387,11 +394,12 @@ impl SimulatedWorld {
         }
     }
 
-    fn adopt(&mut self, learned: &BTreeMap<ModelName, LearnedMeasurements>) {
+    fn adopt(&mut self, learned: &BTreeMap<(ModelName, VariantName), LearnedMeasurements>) {
         let configuration = self.scenario.configuration.clone();
         self.send_event(Event::Configured { configuration: Box::new(configuration) });
-        for (model, learned) in learned {
-            self.send_event(Event::MeasurementsRestored { model: model.clone(), learned: *learned });
+        for ((model, variant), learned) in learned {
+            let (model, variant) = (model.clone(), variant.clone());
+            self.send_event(Event::MeasurementsRestored { model, variant, learned: *learned });
         }
         let mut found = Vec::new();
         // The gates of engines that are gone went with the gateway.
@@ -403,8 +411,8 @@ impl SimulatedWorld {
                 bytes: match process.phase {
                     // The residue beyond that was not observed before the gateway died.
                     SimulatedProcessPhase::Asleep(_) => {
-                        let learned_residue =
-                            learned.get(&engine.model).and_then(|l| l.residue).unwrap_or_default();
+                        let of_variant = learned.get(&(engine.model.clone(), engine.variant.clone()));
+                        let learned_residue = of_variant.and_then(|l| l.residue).unwrap_or_default();
                         let learned_residue = process.spec.accelerators.bytes_per_account(learned_residue);
                         process.spec.memory.asleep.max(learned_residue).min(process.spec.memory.awake)
                     }

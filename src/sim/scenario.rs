@@ -6,7 +6,7 @@ pub mod scripts;
 use super::{client::SimulatedRequest, demand::RequestSource};
 use crate::{
     fleet::event::OperatorAction,
-    model::{AcceleratorId, EngineId, FleetConfig, ModelName},
+    model::{AcceleratorId, EngineId, FleetConfig, ModelName, VariantName},
     units::{Bytes, Millis, Tick},
 };
 
@@ -82,6 +82,8 @@ pub struct FaultRates {
 pub enum ScenarioAction {
     SendRequest(SimulatedRequest),
     OperatorAction(ModelName, OperatorAction),
+    /// This many engines of the variant should run while the model is in use, which the configuration says is scaled.
+    SetTarget(ModelName, VariantName, u32),
     /// The engine's next wake is refused.
     RefuseNextWake(EngineId),
     /// The engine's next sleep releases its memory this late.

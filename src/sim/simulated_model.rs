@@ -3,8 +3,9 @@
 use crate::{
     model::{
         AcceleratorRequirement, EngineMemory, IdlePolicy, ModelName, ModelSpec, QueueOverrides,
-        SleepLevelPolicy,
+        ScaleUpEviction, SleepLevelPolicy,
     },
+    saturation::Thresholds,
     units::Millis,
 };
 
@@ -29,5 +30,9 @@ pub fn simulated_model(name: impl Into<ModelName>, memory: EngineMemory) -> Mode
         fingerprint: 1,
         eviction: None,
         queue: QueueOverrides::default(),
+        variants: Vec::new(),
+        may_evict: ScaleUpEviction::default(),
+        scaled: false,
+        saturation_thresholds: Thresholds::default(),
     }
 }

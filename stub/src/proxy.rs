@@ -6,6 +6,8 @@
 //!   probes, metrics, debug                                     everything else that is rare
 //! ```
 //!
+//! The control thread also reads the engine's load for gateways that ask for it (`proxy/load_reporter.rs`).
+//!
 //! The proxy decides nothing: the leader sends orders with an epoch that open the gate, name the engine and put it to
 //! sleep.
 
@@ -16,6 +18,7 @@ mod args;
 mod debug;
 mod gate;
 mod listen;
+mod load_reporter;
 mod memory;
 mod metrics;
 mod probes;
@@ -102,6 +105,8 @@ fn serve(args: &ProxyArgs) -> Result<(), Error> {
         let relaying = relay::start(&proxy, starts)?;
         let gate_owner = Arc::clone(&proxy);
         tokio::spawn(async move { gate_owner.gate.run().await });
+        let reading = Arc::clone(&proxy);
+        tokio::spawn(async move { load_reporter::run(&reading).await });
         if let Some(file) = args.server_ip_file.clone() {
             tokio::spawn(target::follow_file(Arc::clone(&proxy), file, args.server_port));
         }

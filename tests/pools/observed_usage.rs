@@ -2,7 +2,7 @@
 
 use rouse::{
     fleet::event::{Event, LearnedMeasurements},
-    model::{Accelerator, AcceleratorRequirement, EngineId, ModelName},
+    model::{Accelerator, AcceleratorRequirement, EngineId, ModelName, VariantName},
     units::{Bytes, Generation},
 };
 
@@ -18,7 +18,7 @@ fn of_pool(name: &str, gib: u64) -> rouse::model::ModelSpec {
 }
 
 fn observed(world: &PoolHarness, model: &str) -> Option<Bytes> {
-    world.fleet.learned_of(&ModelName::from(model)).unwrap().observed
+    world.fleet.learned_of(&ModelName::from(model), &VariantName::default()).unwrap().observed
 }
 
 fn observe(world: &mut PoolHarness, engine: EngineId, generation: Generation, gib: u64) {
@@ -43,7 +43,8 @@ fn the_most_that_an_engine_of_this_life_was_seen_to_use_is_kept() {
 fn of_a_pool_what_was_declared_is_booked_whatever_was_seen() {
     let mut world = PoolHarness::new(vec![pool()], vec![of_pool("a", 40), of_pool("b", 60)]);
     let learned = LearnedMeasurements { observed: Some(Bytes::gib(70)), ..LearnedMeasurements::default() };
-    world.send(Event::MeasurementsRestored { model: "a".into(), learned });
+    let variant = VariantName::default();
+    world.send(Event::MeasurementsRestored { model: "a".into(), variant, learned });
     world.ask("a");
     world.ask("b");
     let reserved = |world: &PoolHarness| {

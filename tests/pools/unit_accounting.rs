@@ -175,7 +175,8 @@ fn a_learned_peak_counts_for_each_accelerator_unless_no_pool_could_hold_it() {
         let mut world = PoolHarness::new(vec![pool(640, 8)], vec![model_in_pool("m", 4, 60)]);
         let learned =
             rouse::fleet::event::LearnedMeasurements { peak: Some(Bytes::gib(peak)), ..Default::default() };
-        world.send(Event::MeasurementsRestored { model: "m".into(), learned });
+        let variant = rouse::model::VariantName::default();
+        world.send(Event::MeasurementsRestored { model: "m".into(), variant, learned });
         world.ask("m");
         assert_eq!(reservations(&world), [("m", 1, Bytes::gib(booked))]);
     }

@@ -14,8 +14,9 @@ use rouse::{
     },
     model::{
         Accelerator, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy,
-        ModelSpec, QueueOverrides, QueuePolicy, SleepLevel, SleepLevelPolicy,
+        ModelSpec, QueueOverrides, QueuePolicy, ScaleUpEviction, SleepLevel, SleepLevelPolicy,
     },
+    saturation::Thresholds,
     units::{Bytes, Generation, Millis, Tick},
 };
 
@@ -214,6 +215,10 @@ pub(crate) fn model(name: &str) -> ModelSpec {
         fingerprint: 1,
         eviction: None,
         queue: QueueOverrides::default(),
+        variants: Vec::new(),
+        may_evict: ScaleUpEviction::default(),
+        scaled: false,
+        saturation_thresholds: Thresholds::default(),
     }
 }
 

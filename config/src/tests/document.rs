@@ -44,12 +44,15 @@ fn the_document_has_every_key_and_no_other() {
         ("keys[].", "keys: [{zzzzzzzzzzzz: 1}]"),
         ("kubernetes.", "platform: kubernetes\nkubernetes: {zzzzzzzzzzzz: 1}"),
         ("kubernetes.prometheus.", "platform: kubernetes\nkubernetes: {prometheus: {zzzzzzzzzzzz: 1}}"),
+        ("kubernetes.saturation.", "platform: kubernetes\nkubernetes: {saturation: {zzzzzzzzzzzz: 1}}"),
         ("kubernetes.dualPods.", "platform: kubernetes\nkubernetes: {dualPods: {zzzzzzzzzzzz: 1}}"),
         ("models[].", "models: [{zzzzzzzzzzzz: 1}]"),
         ("models[].engine.", "models: [{engine: {zzzzzzzzzzzz: 1}}]"),
         ("models[].memory.", "models: [{memory: {zzzzzzzzzzzz: 1}}]"),
         ("models[].queue.", "models: [{queue: {zzzzzzzzzzzz: 1}}]"),
         ("models[].idle.", "models: [{idle: {zzzzzzzzzzzz: 1}}]"),
+        ("saturation.", "saturation: {zzzzzzzzzzzz: 1}"),
+        ("models[].saturation.", "models: [{saturation: {zzzzzzzzzzzz: 1}}]"),
     ] {
         let errors = errors(text);
         let (_, keys) = errors.split_once("(known keys: ").unwrap();

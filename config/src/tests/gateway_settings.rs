@@ -4,7 +4,9 @@
 
 use rouse::{pairing::ids::ProviderMode, units::Millis};
 
-use super::{MachineDefaults, PlatformKind, diff, errors, machine, parse_with, read};
+use super::{
+    LoadSource, MachineDefaults, PlatformKind, SaturationConfig, diff, errors, machine, parse_with, read,
+};
 
 /// The gateway needs part of the grace period after its streams end. Kubernetes kills 30 seconds after SIGTERM.
 #[test]
@@ -74,6 +76,24 @@ fn a_prometheus_is_an_address_and_the_rest_has_defaults() {
     rouse.yaml:2:46: kubernetes.prometheus.url: the URL has a query: write only the part before /api/v1, like http://HOST:9090
     rouse.yaml:2:85: kubernetes.prometheus.interval: must be longer than 0
     ");
+}
+
+#[test]
+fn saturation_is_read_from_the_engines_unless_there_is_a_prometheus_to_ask() {
+    let text = |more: &str| format!("platform: kubernetes\nkubernetes: {{stubImage: s{more}}}\n");
+    let read = |more: &str| read(&text(more)).unwrap().kubernetes.unwrap().saturation;
+    assert_eq!(read(""), SaturationConfig::default());
+    let all = ", prometheus: {url: 'http://p'}, saturation: {source: prometheus, interval: 200ms, window: 1s, \
+               stabilisation: 0s}";
+    let expected = SaturationConfig {
+        source: LoadSource::Prometheus,
+        interval: Millis(200),
+        window: Millis::secs(1),
+        stabilisation: Millis::ZERO,
+    };
+    assert_eq!(read(all), expected);
+    let unknown = errors(&text(", saturation: {source: prometheus}"));
+    assert!(unknown.ends_with("there is no Prometheus to ask: set kubernetes.prometheus.url"), "{unknown}");
 }
 
 #[test]

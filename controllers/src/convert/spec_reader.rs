@@ -63,6 +63,7 @@ impl SpecReader {
             ("stopAfter", spec.stop_after.is_some()),
             ("eviction", spec.eviction.is_some()),
             ("variants", !spec.variants.is_empty()),
+            ("saturation", spec.saturation.is_some()),
             ("pinned", spec.pinned),
             ("minReplicas", spec.min_replicas > 0),
         ];
@@ -114,8 +115,25 @@ impl SpecReader {
         memory_with_defaults(awake, asleep, host.or(weights), can_sleep)
     }
 
+    /// Rejects a listed variant whose name is no label or whose cost is no cost.
+    pub(super) fn variant(&mut self, variant: &VariantSpec) {
+        if !is_dns_label(&variant.name) {
+            self.reject_spec(
+                "the name must be a DNS label: at most 63 lower-case letters, digits and '-', with a letter or a digit \
+                 at both ends",
+            );
+        }
+        if !variant.cost.is_finite() || variant.cost < 0.0 {
+            self.reject_spec(format!("cost ({}) must be a number from 0", variant.cost));
+        }
+    }
+
+    /// Returns the least and the largest number of the variant's own engines.
+    ///
+    /// The model's minReplicas is for all variants together.
     pub(super) fn replicas(&mut self, spec: &InferenceModelSpec, variant: &VariantSpec) -> (u32, u32) {
-        let min = variant.min_replicas.unwrap_or(spec.min_replicas);
+        let model_min = if spec.variants.is_empty() { spec.min_replicas } else { 0 };
+        let min = variant.min_replicas.unwrap_or(model_min);
         let max = variant.max_replicas.unwrap_or(spec.max_replicas);
         if max == 0 {
             self.reject_spec("maxReplicas must be at least 1: to run no engine, delete the object");
@@ -152,4 +170,13 @@ impl SpecReader {
             }
         }
     }
+}
+
+fn is_dns_label(name: &str) -> bool {
+    let is_alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let bytes = name.as_bytes();
+    bytes.len() <= 63
+        && bytes.first().is_some_and(is_alphanumeric)
+        && bytes.last().is_some_and(is_alphanumeric)
+        && bytes.iter().all(|byte| is_alphanumeric(byte) || *byte == b'-')
 }

@@ -211,11 +211,12 @@ fn variants_take_from_the_model_what_they_leave_out() {
     assert_eq!(
         seen,
         [
-            ("small", Bytes::gib(40), &count(1), 1, 3),
-            ("usual", Bytes::gib(80), &count(1), 1, 3),
+            ("small", Bytes::gib(40), &count(1), 0, 3),
+            ("usual", Bytes::gib(80), &count(1), 0, 3),
             ("big", Bytes::gib(80), &count(8), 2, 9),
         ]
     );
+    assert_eq!(model.min_replicas, 1, "of a pinned model, over all variants");
     assert_eq!(model.variants[2].node_selector["pool"], "h100");
     assert_eq!(model.variants[1].spec.fingerprint, model.engine.fingerprint);
     assert_ne!(
@@ -240,6 +241,27 @@ fn every_variant_has_the_queue_and_the_eviction_of_its_model() {
     for ModelVariant { spec, .. } in &model.variants {
         assert_eq!((spec.eviction, spec.queue), (Some(EvictionPolicy::Cooldown), queue));
     }
+}
+
+#[test]
+fn saturation_is_off_unless_the_object_has_it_and_keeps_what_is_written() {
+    assert_eq!(read(json!({})).saturation, None);
+    let off = read(json!({"saturation": {"enabled": false, "kvCacheThreshold": 0.9}}));
+    assert_eq!((off.saturation, off.variants[0].spec.scaled), (None, false));
+    assert!((off.variants[0].spec.saturation_thresholds.kv_cache - 0.9).abs() < 1e-9, "gateways limit by it");
+    let model =
+        read(json!({"saturation": {"kvSpareTrigger": 0.2, "mayEvict": "never", "stabilisation": "90s"}}));
+    let saturation = model.saturation.unwrap();
+    assert_eq!((saturation.written.kv_spare_trigger, saturation.written.profile), (Some(0.2), None));
+    assert_eq!((saturation.stabilisation, saturation.replicas), (Some(Millis::secs(90)), None));
+    let spec = &model.variants[0].spec;
+    assert_eq!((spec.may_evict, spec.scaled), (ScaleUpEviction::Never, true));
+    let expected = Thresholds { kv_spare_trigger: 0.2, ..Thresholds::default() };
+    assert_eq!(spec.saturation_thresholds, expected);
+    let scaled = json!({"replicas": 2, "saturation": {"actuation": "external", "profile": "doc"}});
+    let saturation = read(scaled).saturation.unwrap();
+    assert_eq!(saturation.replicas, Some(2));
+    assert_eq!(saturation.written.profile, Some(written::SaturationProfileSpec::Doc));
 }
 
 #[test]
@@ -278,6 +300,7 @@ fn an_external_model_is_only_spoken_to() {
         ("pinned", json!(true)),
         ("minReplicas", json!(1)),
         ("variants", json!([{"name": "x"}])),
+        ("saturation", json!({})),
         ("hostMemory", json!("1Gi")),
     ] {
         let (reason, text) = refused(external(json!({field: value})));
@@ -329,6 +352,30 @@ fn junk_that_slipped_past_the_schema_is_a_reason_and_a_sentence() {
             "variants 'a': template: spec.containers has an item without 'name'",
         ),
         (json!({"variants": [{"name": "a", "minReplicas": 2}]}), "InvalidSpec", "minReplicas (2)"),
+        (
+            json!({"variants": [{"name": "A b"}]}),
+            "InvalidSpec",
+            "variants 'A b': the name must be a DNS label",
+        ),
+        (json!({"variants": [{"name": "a", "cost": -1}]}), "InvalidSpec", "variants 'a': cost (-1)"),
+        (
+            json!({"minReplicas": 3, "variants": [{"name": "a", "maxReplicas": 2}]}),
+            "InvalidSpec",
+            "minReplicas (3) must be at most the maxReplicas of all variants together (2)",
+        ),
+        (json!({"replicas": 1}), "InvalidSpec", "replicas is only for saturation.actuation external"),
+        (json!({"saturation": {"actuation": "external"}}), "InvalidSpec", "external needs replicas"),
+        (json!({"saturation": {"stabilisation": "soon"}}), "InvalidDuration", "saturation.stabilisation"),
+        (
+            json!({"saturation": {"kvCacheThreshold": 80}}),
+            "InvalidSpec",
+            "kvCacheThreshold (80) must be between 0 and 1",
+        ),
+        (
+            json!({"saturation": {"queueLengthThreshold": 5, "queueSpareTrigger": 6}}),
+            "InvalidSpec",
+            "saturation.queueSpareTrigger (6) must be at most saturation.queueLengthThreshold (5)",
+        ),
         (json!({"cooldownPeriod": "soon"}), "InvalidDuration", "cooldownPeriod: 'soon'"),
         (json!({"cooldownPeriod": 10}), "InvalidDuration", "'10'"),
         (json!({"startTimeout": "never"}), "InvalidDuration", "startTimeout"),

@@ -3,6 +3,7 @@
 #![expect(unreachable_pub, reason = "KubeSchema repeats its struct, with its `pub`, inside a function")]
 
 mod engine;
+mod saturation;
 mod status;
 
 use std::collections::BTreeMap;
@@ -18,10 +19,11 @@ use super::{
 
 pub use self::{
     engine::{EngineKindSpec, EngineSpec, OnDisconnectSpec, ProbeTaskSpec, SleepLevelSpec, SleepMode},
-    status::{
-        DEFAULT_VARIANT, EngineFailure, EngineState, EngineStatus, InferenceModelStatus, LearnedStatus,
-        VariantStatus,
+    saturation::{
+        ActuationSpec, MayEvictSpec, SaturationProfileSpec, SaturationSpec, SaturationStatus,
+        SaturationTarget,
     },
+    status::{EngineFailure, EngineState, EngineStatus, InferenceModelStatus, LearnedStatus, VariantStatus},
 };
 
 /// The model's names in requests, and how Rouse runs its engines.
@@ -36,6 +38,11 @@ pub use self::{
     status = "InferenceModelStatus",
     derive = "PartialEq",
     doc = "A model that clients can request, and how Rouse runs its engines, puts them to sleep, wakes and stops them.",
+    scale(
+        spec_replicas_path = ".spec.replicas",
+        status_replicas_path = ".status.replicas",
+        label_selector_path = ".status.selector"
+    ),
     validation = Rule::new("!has(self.spec.dependencies) || !(self.metadata.name in self.spec.dependencies)")
         .message("the model depends on itself: remove its own name from dependencies"),
     printcolumn(name = "Model", type_ = "string", json_path = ".spec.modelName"),
@@ -70,15 +77,20 @@ pub use self::{
         .message("resources is only for containerImage: in a template, set the resources of the container"),
     validation = Rule::new(
         "self.mode != 'external' || !(has(self.memoryAsleep) || has(self.hostMemory) || has(self.stopAfter) || \
-         has(self.eviction) || has(self.variants) || self.pinned || self.minReplicas > 0)")
+         has(self.eviction) || has(self.variants) || has(self.saturation) || self.pinned || self.minReplicas > 0)")
         .message("Rouse does not start, put to sleep, stop or scale the backend of mode external: remove \
-                  memoryAsleep, hostMemory, stopAfter, eviction, variants, pinned and minReplicas"),
+                  memoryAsleep, hostMemory, stopAfter, eviction, variants, saturation, pinned and minReplicas"),
+    validation = Rule::new(
+        "has(self.replicas) == (has(self.saturation) && self.saturation.actuation == 'external')")
+        .message("replicas is for saturation.actuation external, which needs it: set the number of engines that the \
+                  autoscaler starts from, or remove replicas and use minReplicas and maxReplicas"),
     validation = Rule::new(
         "!has(self.stopAfter) || self.stopAfter == 'never' || self.cooldownPeriod == 'never' || \
          duration(self.stopAfter) >= duration(self.cooldownPeriod)")
         .message("stopAfter is shorter than cooldownPeriod: an engine sleeps before it is stopped, so set \
                   stopAfter to at least cooldownPeriod"),
-    validation = Rule::new("self.minReplicas <= self.maxReplicas")
+    // With variants, minReplicas is for all of them together, and maxReplicas for each.
+    validation = Rule::new("has(self.variants) || self.minReplicas <= self.maxReplicas")
         .message("minReplicas must be at most maxReplicas"),
     validation = Rule::new("!has(self.aliases) || !(self.modelName in self.aliases)")
         .message("modelName is also listed in aliases: remove it there"),
@@ -146,20 +158,26 @@ pub struct InferenceModelSpec {
     /// What the engine is, and how Rouse talks to it.
     #[serde(default)]
     pub engine: EngineSpec,
-    /// Ways to run the model, on other hardware or at other costs. A field that a variant leaves out has the model's
-    /// value. Default: one variant, `default`, with the model's own values.
+    /// Ways to run the model side by side, on other hardware or at other costs. A field that a variant leaves out has
+    /// the model's value. Default: one variant, `default`, with the model's own values.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("maxItems" = 16))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub variants: Vec<VariantSpec>,
-    /// Number of engines that run even without requests. Rouse starts them at once.
+    /// Number of engines that run even without requests, over all variants. The cheapest variant runs those that the
+    /// variants' own minReplicas leave. Rouse starts them at once.
     #[serde(default)]
     #[schemars(extend("minimum" = 0, "maximum" = 1000))]
     pub min_replicas: u32,
-    /// Maximum number of engines.
+    /// Maximum number of engines of each variant.
     #[serde(default = "one")]
     #[schemars(extend("minimum" = 1, "maximum" = 1000))]
     pub max_replicas: u32,
+    /// Number of engines that an autoscaler asks for, through the subresource `scale`. Only with saturation.actuation
+    /// external.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minimum" = 0, "maximum" = 1000))]
+    pub replicas: Option<u32>,
     /// How long an engine must be idle before it is put to sleep, or stopped if it cannot sleep. A model is idle from
     /// the end of its last response on any gateway. `never`: an idle engine is not put to sleep; stopAfter still
     /// applies.
@@ -239,11 +257,12 @@ pub struct VariantSpec {
     /// Changes to the model's template, merged as `kubectl patch` merges them: lists by their keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<PodTemplateJson>,
-    /// Number of engines that run even without requests.
+    /// Number of engines of this variant that run even without requests. Default: 0; the model's minReplicas is for all
+    /// variants together.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0, "maximum" = 1000))]
     pub min_replicas: Option<u32>,
-    /// Maximum number of engines.
+    /// Maximum number of engines of this variant.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 1, "maximum" = 1000))]
     pub max_replicas: Option<u32>,
@@ -318,37 +337,6 @@ pub struct QueueSpec {
 pub enum QueuePolicySpec {
     Wait,
     Reject,
-}
-
-/// Thresholds that override those of the ConfigMap `rouse-saturation-config`. A threshold that is left out keeps the
-/// ConfigMap's value.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[x_kube(
-    validation = Rule::new("!has(self.kvSpareTrigger) || !has(self.kvCacheThreshold) || \
-                            self.kvSpareTrigger <= self.kvCacheThreshold")
-        .message("kvSpareTrigger must be at most kvCacheThreshold"),
-    validation = Rule::new("!has(self.queueSpareTrigger) || !has(self.queueLengthThreshold) || \
-                            self.queueSpareTrigger <= self.queueLengthThreshold")
-        .message("queueSpareTrigger must be at most queueLengthThreshold"),
-)]
-#[serde(rename_all = "camelCase")]
-pub struct SaturationSpec {
-    /// Share of its KV cache at which an engine counts as saturated.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minimum" = 0, "maximum" = 1))]
-    pub kv_cache_threshold: Option<f64>,
-    /// Number of waiting requests at which an engine counts as saturated.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minimum" = 0))]
-    pub queue_length_threshold: Option<f64>,
-    /// The model needs another engine when less than this share of KV cache is spare on average.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minimum" = 0, "maximum" = 1))]
-    pub kv_spare_trigger: Option<f64>,
-    /// The model needs another engine when there is room for fewer than this many further waiting requests on average.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minimum" = 0))]
-    pub queue_spare_trigger: Option<f64>,
 }
 
 /// Nothing that means something in a path, on a command line or in a journal.

@@ -14,7 +14,7 @@ mod tests;
 use std::borrow::Cow;
 
 use rouse::{
-    model::AcceleratorId,
+    model::{AcceleratorId, VariantName},
     units::{Bytes, Tick},
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator};
@@ -39,7 +39,8 @@ pub struct Reservation {
     pub id: u64,
     /// The InferenceModel's namespace and name.
     pub model: ObjectName,
-    /// Number of the engine among the model's engines, from 0.
+    pub variant: VariantName,
+    /// Number of the engine among the variant's engines, from 0.
     pub replica: u32,
     /// Accelerators that it takes.
     pub count: u32,
@@ -54,6 +55,16 @@ pub struct Reservation {
     pub state: ReservationState,
     /// Since when it is in this state, to the second.
     pub since: Tick,
+}
+
+/// The engine that a reservation is for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ReservationOwner {
+    /// The InferenceModel's namespace and name.
+    pub model: ObjectName,
+    pub variant: VariantName,
+    /// Number of the engine among the variant's engines, from 0.
+    pub replica: u32,
 }
 
 /// An object of a namespace.
@@ -88,6 +99,18 @@ impl Reservation {
     #[must_use]
     pub const fn sum(&self) -> Bytes {
         Bytes(self.bytes.0.saturating_mul(self.count as u64))
+    }
+
+    /// Whether it is this engine's.
+    #[must_use]
+    pub fn is_of(&self, owner: &ReservationOwner) -> bool {
+        self.replica == owner.replica && self.variant == owner.variant && self.model == owner.model
+    }
+
+    /// Returns the engine that it is for.
+    #[must_use]
+    pub fn owner(&self) -> ReservationOwner {
+        ReservationOwner { model: self.model.clone(), variant: self.variant.clone(), replica: self.replica }
     }
 }
 

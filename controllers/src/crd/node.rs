@@ -103,7 +103,10 @@ pub struct NodeReservation {
     pub id: u64,
     /// The InferenceModel, as namespace/name.
     pub model: String,
-    /// Number of the engine among the model's engines, from 0.
+    /// The variant, unless it is the default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub variant: Option<String>,
+    /// Number of the engine among the variant's engines, from 0.
     #[schemars(extend("minimum" = 0))]
     pub replica: u32,
     /// Memory on each of the accelerators, in bytes.

@@ -6,15 +6,15 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use rouse::{
-    model::{AcceleratorRequirement, ModelName, ModelSpec},
+    model::{AcceleratorRequirement, EngineVariant, ModelName, ModelSpec},
     pairing::ids::ProviderMode,
 };
 
 use super::{
     model_entry::ModelEntry,
-    pool::PoolEntry,
+    pool::{PoolEntry, PoolTerms},
     pool_membership::PoolMembership,
-    resolved::{PoolProblem, RejectedModel, Resolved, ResolvedPool, ServedModel, list},
+    resolved::{PoolProblem, RejectedModel, Resolved, ResolvedPool, ServedModel, ServedVariant, list},
     selectors::Selectors,
 };
 use crate::{
@@ -90,12 +90,19 @@ struct Placer<'a> {
     policy: ConversionPolicy,
 }
 
-/// The chosen variant and its pool.
+/// A variant and the pool that it runs in.
 struct VariantPlacement<'a> {
-    variant: usize,
-    name: &'a str,
-    pool: Option<&'a ResolvedPool>,
+    variant: &'a ModelVariant,
+    pool: &'a str,
+    terms: Option<&'a PoolTerms>,
     blocked_by: Option<String>,
+}
+
+impl VariantPlacement<'_> {
+    /// Whether the pool allows engines that run without requests.
+    fn is_pinnable(&self) -> bool {
+        self.terms.is_none_or(|terms| terms.pinnable)
+    }
 }
 
 impl Placer<'_> {
@@ -105,48 +112,42 @@ impl Placer<'_> {
             ModelHosting::External(_) => external(entry, model),
             ModelHosting::DualPods(_) => {
                 check_dual_pods_mode(self.policy.dual_pods, model)?;
-                let served = self.run(entry, model)?;
-                // Pairing puts these engines to sleep while the model has no requester Pod, so to the model they only
-                // start and stop.
-                let engine = rouse_config::EngineConfig {
-                    sleep: rouse_config::SleepApi::None,
-                    ..(*served.engine).clone()
-                };
-                let spec = ModelSpec { can_sleep: false, ..served.spec };
-                Ok(ServedModel { engine: Arc::new(engine), spec, ..served })
+                Ok(without_sleep(self.run(entry, model)?))
             }
             ModelHosting::Deployment(_) => self.run(entry, model),
         }
     }
 
+    /// Places the variants that a pool accepts. If none does, returns the rejection of the cheapest.
     fn run(
         &self,
         entry: &ModelEntry,
         model: &Arc<convert::ConvertedModel>,
     ) -> Result<ServedModel, Rejections> {
-        let placement = self.place(model)?;
-        let variant = model.variants.get(placement.variant).ok_or_else(nothing_to_run)?;
-        Ok(served(entry, model, variant, &placement))
-    }
-
-    /// Picks the cheapest variant that fits a pool, or returns the rejection of the cheapest.
-    fn place(&self, model: &convert::ConvertedModel) -> Result<VariantPlacement<'_>, Rejections> {
-        let mut why = None;
-        for (index, variant) in model.variants.iter().enumerate() {
-            match self.variant(model, index, variant) {
-                Ok(placement) => return Ok(placement),
-                Err(refusal) => why = why.or(Some(refusal)),
+        let (mut placed, mut notes, mut rejection) = (Vec::new(), Vec::new(), None);
+        for variant in &model.variants {
+            match self.variant(model, variant, placed.is_empty()) {
+                Ok(placement) => placed.push(placement),
+                Err(refusal) => {
+                    notes.push(format!("the variant '{}' does not run: {refusal}", variant.name));
+                    rejection = rejection.or(Some(refusal));
+                }
             }
         }
-        Err(why.map_or_else(nothing_to_run, Rejections::from))
+        if placed.is_empty() {
+            return Err(rejection.map_or_else(nothing_to_run, Rejections::from));
+        }
+        served(entry, model, &placed, notes)
     }
 
-    fn variant(
-        &self,
+    /// Finds the variant's pool. `is_cheapest`: no cheaper variant of the model runs, so a pin is for this one's
+    /// engines.
+    fn variant<'b>(
+        &'b self,
         model: &convert::ConvertedModel,
-        index: usize,
-        variant: &ModelVariant,
-    ) -> Result<VariantPlacement<'_>, Rejection> {
+        variant: &'b ModelVariant,
+        is_cheapest: bool,
+    ) -> Result<VariantPlacement<'b>, Rejection> {
         let found = self.selectors.matching_pools(&variant.node_selector);
         let (name, waits) = match found.as_slice() {
             [] => return Err(self.no_pool(variant)),
@@ -162,21 +163,22 @@ impl Placer<'_> {
         };
         let pool = self.pools.get(name);
         let object = &model.object;
-        if let Some(terms) = pool.and_then(|pool| pool.terms.as_ref()) {
+        let terms = pool.and_then(|pool| pool.terms.as_deref());
+        if let Some(terms) = terms {
             if !terms.allows(&object.namespace) {
                 let (pool, namespace) = (name.to_owned(), object.namespace.clone());
                 return Err(Rejection::Namespace { pool, namespace });
             }
-            if let Some(field) = keep_awake_field(&variant.spec).filter(|_| !terms.pinnable) {
+            if let Some(field) = keep_awake_field(&variant.spec, is_cheapest).filter(|_| !terms.pinnable) {
                 return Err(Rejection::Pinned { pool: name.to_owned(), field });
             }
         }
         let problem = pool.and_then(|pool| pool.problem.as_ref());
-        let waits = problem.map(|problem| match waits {
+        let blocked_by = problem.map(|problem| match waits {
             Some(waits) => format!("{waits}: {problem}"),
             None => format!("the pool '{name}' is not ready: {problem}"),
         });
-        Ok(VariantPlacement { variant: index, name, pool, blocked_by: waits })
+        Ok(VariantPlacement { variant, pool: name, terms, blocked_by })
     }
 
     /// Picks the oldest of overlapping pools, since running engines have their reservations there.
@@ -218,10 +220,10 @@ fn check_dual_pods_mode(
     Err(Rejection::Unsupported(text).into())
 }
 
-/// Returns the spec field that keeps engines awake without requests, if any.
-const fn keep_awake_field(spec: &ModelSpec) -> Option<&'static str> {
+/// Returns the spec field that keeps engines of this variant awake without requests, if any.
+const fn keep_awake_field(spec: &ModelSpec, is_cheapest: bool) -> Option<&'static str> {
     match spec {
-        ModelSpec { pinned: true, .. } => Some("pinned"),
+        ModelSpec { pinned: true, .. } if is_cheapest => Some("pinned"),
         ModelSpec { min_replicas: 1.., .. } => Some("minReplicas"),
         _ => None,
     }
@@ -239,72 +241,118 @@ fn nothing_to_run() -> Rejections {
 
 fn external(entry: &ModelEntry, model: &Arc<convert::ConvertedModel>) -> Result<ServedModel, Rejections> {
     let variant = model.variants.first().ok_or_else(nothing_to_run)?;
+    let engine = Arc::clone(&model.engine);
+    let name = variant.name.clone();
     Ok(ServedModel {
         uid: entry.version.uid.clone(),
         generation: entry.version.generation,
         model: Arc::clone(model),
-        variant: 0,
+        variants: vec![ServedVariant { name, engine, pool: None, quota: None, blocked_by: None }],
         spec: variant.spec.clone(),
-        engine: Arc::clone(&model.engine),
-        pool: None,
-        quota: None,
-        blocked_by: None,
         notes: Vec::new(),
     })
+}
+
+/// Serves a model in mode dualPods, whose engines only start and stop as far as the decisions know.
+///
+/// Pairing puts these engines to sleep while the model has no requester Pod.
+fn without_sleep(served: ServedModel) -> ServedModel {
+    let awake = |engine: &rouse_config::EngineConfig| {
+        Arc::new(rouse_config::EngineConfig { sleep: rouse_config::SleepApi::None, ..engine.clone() })
+    };
+    let variants = served.variants.into_iter();
+    let variants = variants.map(|variant| ServedVariant { engine: awake(&variant.engine), ..variant });
+    let mut spec = ModelSpec { can_sleep: false, ..served.spec };
+    spec.variants.iter_mut().for_each(|variant| variant.can_sleep = false);
+    ServedModel { variants: variants.collect(), spec, ..served }
 }
 
 fn served(
     entry: &ModelEntry,
     model: &Arc<convert::ConvertedModel>,
-    variant: &ModelVariant,
-    placement: &VariantPlacement<'_>,
-) -> ServedModel {
-    let terms = placement.pool.and_then(|pool| pool.terms.as_deref());
-    let quota = terms.and_then(|terms| terms.quota(&model.object.namespace));
-    let most = terms.and_then(|terms| terms.max_priority).unwrap_or(i32::MAX);
-    let alone = terms.is_some_and(|terms| terms.slots == 1);
-    let spec = on_pool(&variant.spec, placement.name, alone);
-    let spec = ModelSpec { priority: spec.priority.min(most), ..spec };
-    let mut notes = Vec::new();
-    if model.variants.len() > 1 {
+    placed: &[VariantPlacement<'_>],
+    mut notes: Vec<String>,
+) -> Result<ServedModel, Rejections> {
+    let mut specs: Vec<ModelSpec> = placed.iter().map(on_pool).collect();
+    let missing = distribute_min_replicas(model.min_replicas, placed, &mut specs);
+    if missing > 0 {
         notes.push(format!(
-            "this version runs only one of the {} variants, the cheapest that a pool accepts: '{}'",
-            model.variants.len(),
-            variant.name
+            "only {} of the {} engines of minReplicas run without requests: the variants that run allow no more",
+            model.min_replicas - missing,
+            model.min_replicas
         ));
     }
-    if spec.priority < variant.spec.priority {
-        notes.push(format!(
-            "the priority is limited to {most}, the highest that the pool '{}' allows",
-            placement.name
-        ));
+    let mut spec = specs.first().cloned().ok_or_else(nothing_to_run)?;
+    // One priority holds for all engines of a model: the lowest that their pools allow.
+    let limits = placed.iter().filter_map(|place| Some((place.terms?.max_priority?, place.pool)));
+    if let Some((most, pool)) = limits.min().filter(|(most, _)| *most < spec.priority) {
+        spec.priority = most;
+        notes.push(format!("the priority is limited to {most}, the highest that the pool '{pool}' allows"));
     }
-    let engine = if model.engine.fingerprint == spec.fingerprint {
-        Arc::clone(&model.engine)
-    } else {
-        Arc::new(rouse_config::EngineConfig { fingerprint: spec.fingerprint, ..(*model.engine).clone() })
-    };
-    ServedModel {
+    let variants = placed.iter().zip(&specs).map(|(placement, own)| ServedVariant {
+        name: placement.variant.name.clone(),
+        engine: engine_config(model, own.fingerprint),
+        pool: Some(placement.pool.to_owned()),
+        quota: placement.terms.and_then(|terms| terms.quota(&model.object.namespace)),
+        blocked_by: placement.blocked_by.clone(),
+    });
+    let variants = variants.collect();
+    if !is_alone(&model.variants) {
+        let of = |(placement, own): (&VariantPlacement<'_>, &ModelSpec)| {
+            EngineVariant::from_spec(placement.variant.name.clone(), placement.variant.cost, own)
+        };
+        spec.variants = placed.iter().zip(&specs).map(of).collect();
+    }
+    Ok(ServedModel {
         uid: entry.version.uid.clone(),
         generation: entry.version.generation,
         model: Arc::clone(model),
-        variant: placement.variant,
+        variants,
         spec,
-        engine,
-        pool: Some(placement.name.to_owned()),
-        quota,
-        blocked_by: placement.blocked_by.clone(),
         notes,
-    }
+    })
 }
 
-/// Assigns a spec to its pool.
+/// Whether the model has only the variant of a model that lists none.
+fn is_alone(variants: &[ModelVariant]) -> bool {
+    matches!(variants, [only] if only.name.is_default())
+}
+
+fn engine_config(model: &convert::ConvertedModel, fingerprint: u64) -> Arc<rouse_config::EngineConfig> {
+    if model.engine.fingerprint == fingerprint {
+        return Arc::clone(&model.engine);
+    }
+    Arc::new(rouse_config::EngineConfig { fingerprint, ..(*model.engine).clone() })
+}
+
+/// Gives the cheapest variants the engines of `min_replicas` that the variants' own leave.
 ///
-/// The decisions treat the pool as one accelerator with the memory of all. `alone`: each engine has its accelerators to
-/// itself.
-fn on_pool(spec: &ModelSpec, pool: &str, alone: bool) -> ModelSpec {
+/// Returns how many find no place.
+fn distribute_min_replicas(
+    min_replicas: u32,
+    placed: &[VariantPlacement<'_>],
+    specs: &mut [ModelSpec],
+) -> u32 {
+    let own = specs.iter().fold(0_u32, |sum, spec| sum.saturating_add(spec.min_replicas));
+    let mut missing = min_replicas.saturating_sub(own);
+    for (_, spec) in placed.iter().zip(specs).filter(|(placement, _)| placement.is_pinnable()) {
+        let more = missing.min(spec.replicas.saturating_sub(spec.min_replicas));
+        spec.min_replicas += more;
+        missing -= more;
+    }
+    missing
+}
+
+/// Assigns a variant's spec to its pool.
+///
+/// The decisions treat the pool as one accelerator with the memory of all.
+fn on_pool(placement: &VariantPlacement<'_>) -> ModelSpec {
+    let spec = &placement.variant.spec;
+    // With one slot for each accelerator, an engine has its accelerators to itself.
+    let alone = placement.terms.is_some_and(|terms| terms.slots == 1);
+    let (pool, count) = (placement.pool.into(), spec.accelerators.count());
     ModelSpec {
-        accelerators: AcceleratorRequirement::InPool { pool: pool.into(), count: spec.accelerators.count() },
+        accelerators: AcceleratorRequirement::InPool { pool, count },
         explicit_memory: spec.explicit_memory || alone,
         ..spec.clone()
     }

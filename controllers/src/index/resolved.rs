@@ -1,9 +1,12 @@
 //! The result of the index: pools, served models, and why other models are rejected.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use rouse::{
-    model::{AcceleratorId, ModelName, ModelSpec},
+    model::{AcceleratorId, ModelName, ModelSpec, VariantName},
     units::Bytes,
 };
 
@@ -41,10 +44,10 @@ impl Resolved {
         served.or_else(|| self.rejected.get(object).map(|rejected| &rejected.uid))?.as_ref()
     }
 
-    /// Returns the terms of the pool that the model runs in.
+    /// Returns the terms of the pool that the variant runs in.
     #[must_use]
-    pub fn terms(&self, served: &ServedModel) -> Option<&PoolTerms> {
-        self.pools.get(served.pool.as_ref()?)?.terms.as_deref()
+    pub fn terms(&self, variant: &ServedVariant) -> Option<&PoolTerms> {
+        self.pools.get(variant.pool.as_ref()?)?.terms.as_deref()
     }
 }
 
@@ -157,11 +160,19 @@ pub struct ServedModel {
     pub uid: Option<String>,
     pub generation: Option<i64>,
     pub model: Arc<convert::ConvertedModel>,
-    /// Index of the variant that runs, in `model.variants`.
-    pub variant: usize,
-    /// Spec for the decisions: placed in the pool, with the pool's terms applied.
+    /// The variants that run, the cheapest first. There is at least one.
+    pub variants: Vec<ServedVariant>,
+    /// Spec for the decisions: each variant is placed in its pool, with the pools' terms applied.
     pub spec: ModelSpec,
-    /// Configuration for talking to engines of that variant.
+    /// Parts of the object that have no effect.
+    pub notes: Vec<String>,
+}
+
+/// A variant of a served model that runs.
+#[derive(Clone, Debug)]
+pub struct ServedVariant {
+    pub name: VariantName,
+    /// Configuration for talking to the variant's engines.
     pub engine: Arc<rouse_config::EngineConfig>,
     /// `None` for an external model.
     pub pool: Option<String>,
@@ -169,30 +180,57 @@ pub struct ServedModel {
     pub quota: Option<Bytes>,
     /// Why none of its engines can start now.
     pub blocked_by: Option<String>,
-    /// Parts of the object that have no effect in this version.
-    pub notes: Vec<String>,
 }
 
 /// Compares shared parts by pointer first: usually one model of thousands changes, and all are compared.
 impl PartialEq for ServedModel {
     fn eq(&self, other: &Self) -> bool {
-        let Self { uid, generation, model, variant, spec, engine, pool, quota, blocked_by: waits, notes } =
-            self;
+        let Self { uid, generation, model, variants, spec, notes } = self;
         *generation == other.generation
             && *uid == other.uid
             && (Arc::ptr_eq(model, &other.model) || *model == other.model)
-            && (Arc::ptr_eq(engine, &other.engine) || *engine == other.engine)
-            && *variant == other.variant
-            && *spec == other.spec
-            && (pool, quota, waits, notes) == (&other.pool, &other.quota, &other.blocked_by, &other.notes)
+            && (variants, spec, notes) == (&other.variants, &other.spec, &other.notes)
+    }
+}
+
+impl PartialEq for ServedVariant {
+    fn eq(&self, other: &Self) -> bool {
+        let Self { name, engine, pool, quota, blocked_by } = self;
+        (Arc::ptr_eq(engine, &other.engine) || *engine == other.engine)
+            && (name, pool, quota, blocked_by) == (&other.name, &other.pool, &other.quota, &other.blocked_by)
     }
 }
 
 impl ServedModel {
-    /// Returns the variant that runs.
+    /// Returns what the object says about this variant.
     #[must_use]
-    pub fn variant(&self) -> Option<&ModelVariant> {
-        self.model.variants.get(self.variant)
+    pub fn converted(&self, variant: &ServedVariant) -> Option<&ModelVariant> {
+        self.model.variants.iter().find(|converted| converted.name == variant.name)
+    }
+
+    /// Returns the cheapest variant that runs.
+    #[must_use]
+    pub fn cheapest(&self) -> Option<&ServedVariant> {
+        self.variants.first()
+    }
+
+    /// Whether the model's backend runs outside of Rouse.
+    #[must_use]
+    pub fn is_external(&self) -> bool {
+        matches!(self.model.hosting, ModelHosting::External(_))
+    }
+
+    /// Returns the pools that the variants run in.
+    pub fn pools(&self) -> impl Iterator<Item = &String> {
+        self.variants.iter().filter_map(|variant| variant.pool.as_ref())
+    }
+
+    /// Returns why no engine of any variant can start now; `None` if one can.
+    #[must_use]
+    pub fn blocked_by(&self) -> Option<String> {
+        let reasons = self.variants.iter().map(|variant| variant.blocked_by.as_deref());
+        let reasons = reasons.collect::<Option<BTreeSet<&str>>>().filter(|reasons| !reasons.is_empty())?;
+        Some(reasons.into_iter().collect::<Vec<_>>().join("; "))
     }
 
     /// Returns the template of the model's Pods; `None` for an external model.

@@ -6,7 +6,7 @@ use rouse::{
 };
 
 use crate::{
-    crd::ledger::{Ledger, ObjectName, Reservation, ReservationState},
+    crd::ledger::{Ledger, Reservation, ReservationOwner, ReservationState},
     index::AcceleratorCapacities,
 };
 
@@ -31,16 +31,8 @@ pub enum LocationError {
 
 impl Ledger {
     /// Records the location of an engine. Without a reservation it does nothing.
-    pub fn set_location(
-        &mut self,
-        model: &ObjectName,
-        replica: u32,
-        location: &ReservationLocation,
-        now: Tick,
-    ) {
-        let mut reservations = self.reservations.iter_mut();
-        let Some(reservation) = reservations.find(|known| known.model == *model && known.replica == replica)
-        else {
+    pub fn set_location(&mut self, engine: &ReservationOwner, location: &ReservationLocation, now: Tick) {
+        let Some(reservation) = self.reservations.iter_mut().find(|known| known.is_of(engine)) else {
             return;
         };
         let node = Some(location.node.clone()).filter(|node| !node.is_empty());
@@ -61,12 +53,11 @@ impl Ledger {
     /// The memory does not fit.
     pub fn check_fit(
         &self,
-        model: &ObjectName,
-        replica: u32,
+        engine: &ReservationOwner,
         location: &ReservationLocation,
         capacities: &AcceleratorCapacities,
     ) -> Result<(), LocationError> {
-        let Some(reservation) = self.reservation(model, replica) else { return Ok(()) };
+        let Some(reservation) = self.reservation(engine) else { return Ok(()) };
         let (node, wanted) = (location.node.clone(), reservation.bytes);
         if location.accelerators.is_empty() {
             let largest = capacities.unlisted_each.max(capacities.by_uuid.values().copied().max());
@@ -108,8 +99,10 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
+    use rouse::model::VariantName;
+
     use super::*;
-    use crate::ledger::ReservationRequest;
+    use crate::{crd::ledger::ObjectName, ledger::ReservationRequest};
 
     const TOTAL: Bytes = Bytes::gib(320);
 
@@ -117,8 +110,7 @@ mod tests {
         let mut ledger = Ledger::default();
         for (name, gib) in names {
             let wanted = ReservationRequest {
-                model: named(name),
-                replica: 0,
+                engine: named(name),
                 count: 1,
                 bytes: Bytes::gib(*gib),
                 host_bytes: Bytes::ZERO,
@@ -129,8 +121,9 @@ mod tests {
         ledger
     }
 
-    fn named(name: &str) -> ObjectName {
-        ObjectName::new("chat", name)
+    fn named(name: &str) -> ReservationOwner {
+        let (model, variant) = (ObjectName::new("chat", name), VariantName::default());
+        ReservationOwner { model, variant, replica: 0 }
     }
 
     fn spot(accelerators: &[&str]) -> ReservationLocation {
@@ -143,30 +136,30 @@ mod tests {
     #[test]
     fn a_booking_is_placed_where_its_engine_is_and_stays_there() {
         let mut ledger = ledger(&[("a", 40)]);
-        ledger.set_location(&named("a"), 0, &spot(&["gpu-1"]), Tick(5));
+        ledger.set_location(&named("a"), &spot(&["gpu-1"]), Tick(5));
         let at = |ledger: &Ledger| {
-            let own = ledger.reservation(&named("a"), 0).unwrap();
+            let own = ledger.reservation(&named("a")).unwrap();
             (own.state, own.node.clone(), own.accelerators.clone(), own.since)
         };
         let placed = (ReservationState::Placed, Some("n".to_owned()), vec!["gpu-1".into()], Tick(5));
         assert_eq!(at(&ledger), placed);
-        ledger.set_location(&named("a"), 0, &spot(&[]), Tick(6));
+        ledger.set_location(&named("a"), &spot(&[]), Tick(6));
         assert_eq!(at(&ledger), placed, "who cannot say says nothing");
-        let id = ledger.reservation(&named("a"), 0).unwrap().id;
+        let id = ledger.reservation(&named("a")).unwrap().id;
         ledger.mark_releasing(id, Tick(7));
-        ledger.set_location(&named("a"), 0, &spot(&["gpu-1"]), Tick(8));
+        ledger.set_location(&named("a"), &spot(&["gpu-1"]), Tick(8));
         assert_eq!(at(&ledger).0, ReservationState::Releasing);
-        ledger.set_location(&named("other"), 0, &spot(&["gpu-1"]), Tick(9));
+        ledger.set_location(&named("other"), &spot(&["gpu-1"]), Tick(9));
         assert_eq!(ledger.reservations.len(), 1);
     }
 
     #[test]
     fn what_others_have_on_an_accelerator_is_not_there_for_a_newcomer() {
         let mut ledger = ledger(&[("a", 40), ("b", 50)]);
-        ledger.set_location(&named("a"), 0, &spot(&["gpu-1"]), Tick(5));
+        ledger.set_location(&named("a"), &spot(&["gpu-1"]), Tick(5));
         let capacities = [("gpu-1".into(), Bytes::gib(80)), ("gpu-2".into(), Bytes::ZERO)];
         let capacities = AcceleratorCapacities { unlisted_each: None, by_uuid: capacities.into() };
-        let fits = |accelerators: &[&str]| ledger.check_fit(&named("b"), 0, &spot(accelerators), &capacities);
+        let fits = |accelerators: &[&str]| ledger.check_fit(&named("b"), &spot(accelerators), &capacities);
         let (wanted, capacity) = (Bytes::gib(50), Bytes::gib(80));
         let (node, accelerator, taken) = ("n".to_owned(), "gpu-1".into(), Bytes::gib(40));
         assert_eq!(
@@ -180,7 +173,7 @@ mod tests {
         assert_eq!(fits(&["gpu-3"]), Ok(()), "of which nothing is known");
         assert_eq!(fits(&[]), Ok(()));
         assert_eq!(
-            ledger.check_fit(&named("a"), 0, &spot(&["gpu-1"]), &capacities),
+            ledger.check_fit(&named("a"), &spot(&["gpu-1"]), &capacities),
             Ok(()),
             "its own does not count"
         );
@@ -189,8 +182,7 @@ mod tests {
     #[test]
     fn an_engine_does_not_fit_on_a_node_whose_accelerators_are_all_smaller() {
         let ledger = ledger(&[("a", 40)]);
-        let fits =
-            |capacities: &AcceleratorCapacities| ledger.check_fit(&named("a"), 0, &spot(&[]), capacities);
+        let fits = |capacities: &AcceleratorCapacities| ledger.check_fit(&named("a"), &spot(&[]), capacities);
         assert_eq!(fits(&AcceleratorCapacities::default()), Ok(()));
         let small =
             AcceleratorCapacities { unlisted_each: Some(Bytes::gib(24)), ..AcceleratorCapacities::default() };

@@ -7,7 +7,7 @@ use kube::Client;
 use rouse::{
     engine::last_outcome::EngineDiagnostics,
     fleet::event::Event,
-    model::{EngineId, ModelName},
+    model::{EngineId, ModelName, VariantName},
     units::Generation,
 };
 use rouse_platform::engine_client::PlatformContext;
@@ -78,8 +78,16 @@ impl KubernetesContext {
         self.placements.load().is_some()
     }
 
-    pub(super) fn placement(&self, model: &ModelName) -> Option<Arc<ModelPlacement>> {
-        self.placements.load().as_ref()?.get(model).cloned()
+    pub(super) fn placement(&self, engine: &EngineId) -> Option<Arc<ModelPlacement>> {
+        self.variant_placement(&engine.model, &engine.variant)
+    }
+
+    pub(super) fn variant_placement(
+        &self,
+        model: &ModelName,
+        variant: &VariantName,
+    ) -> Option<Arc<ModelPlacement>> {
+        self.placements.load().as_ref()?.get(model, variant).cloned()
     }
 
     pub(super) fn externals(&self) -> Arc<ExternalBackends> {
@@ -129,8 +137,8 @@ impl KubernetesContext {
         capacities: AcceleratorCapacities,
     ) -> oneshot::Receiver<Result<(), LocationError>> {
         let (done, placed) = oneshot::channel();
-        let model = placement.owner.object.clone();
-        let change = LedgerChange::SetLocation { model, replica, location, capacities, done };
+        let engine = placement.reservation_owner(replica);
+        let change = LedgerChange::SetLocation { engine, location, capacities, done };
         self.change_ledger(placement, change).await;
         placed
     }
@@ -154,15 +162,15 @@ impl KubernetesContext {
 
     /// Marks the engine as releasing; its memory stays reserved until [`Self::release`].
     pub(super) async fn mark_releasing(&self, placement: &ModelPlacement, replica: u32) {
-        let model = placement.owner.object.clone();
-        self.change_ledger(placement, LedgerChange::MarkReleasing { model, replica }).await;
+        let engine = placement.reservation_owner(replica);
+        self.change_ledger(placement, LedgerChange::MarkReleasing { engine }).await;
     }
 
     /// Releases the engine's reservation, and returns once that is written.
     pub(super) async fn release(&self, placement: &ModelPlacement, replica: u32) {
         let (done, released) = oneshot::channel();
-        let model = placement.owner.object.clone();
-        self.change_ledger(placement, LedgerChange::Release { model, replica, done: Some(done) }).await;
+        let engine = placement.reservation_owner(replica);
+        self.change_ledger(placement, LedgerChange::Release { engine, done: Some(done) }).await;
         // An error means that the placement has no pool, or that the ledger writer ended, and with it this gateway's
         // leadership. The next leader checks again.
         drop(released.await);

@@ -10,55 +10,34 @@ mod tests;
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::Context as _;
-use http::Request;
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
-use kube::{Client, client::Body};
 use rouse::{
     model::AcceleratorId,
     units::{Bytes, Millis, Tick},
 };
 use rouse_config::PrometheusConfig;
 use rouse_net::lease::TickClock;
-use tokio::{
-    sync::Mutex,
-    time::{self, Instant},
-};
+use tokio::{sync::Mutex, time::Instant};
 
 pub use self::{
     freshness::{UntrustedSample, trusted_usage},
-    query::{DcgmSamples, MemorySample, QueryError},
+    query::{DcgmSamples, MemorySample},
 };
-use crate::metrics::{MeterReadMetrics, MeterSource};
+use crate::{
+    metrics::{MeterReadMetrics, MeterSource},
+    prometheus_api::{PrometheusClient, PrometheusError},
+};
 
-/// Two series of about six hundred bytes for each of ten thousand accelerators.
-const MAX_RESPONSE_BYTES: usize = 16 << 20;
-
-/// Why a query failed, worded for the gateway's operator.
+/// Why there are no samples, worded for the gateway's operator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("cannot reach Prometheus at {url}: {why}; check kubernetes.prometheus.url")]
-    Unreachable { url: String, why: String },
-    #[error("Prometheus at {url} did not answer within {within} (kubernetes.prometheus.timeout)")]
-    Timeout { url: String, within: Millis },
-    #[error(
-        "Prometheus at {url} rejected the query with status {status}; check kubernetes.prometheus.tokenFile"
-    )]
-    Forbidden { url: String, status: u16 },
-    #[error(
-        "the server at {url} is not Prometheus (status {status}, {why}); set kubernetes.prometheus.url to the part of the URL before /api/v1"
-    )]
-    NotPrometheus { url: String, status: u16, why: String },
-    #[error("Prometheus at {url} refused the query: {why}")]
-    Query { url: String, why: String },
+    #[error(transparent)]
+    Prometheus(#[from] PrometheusError),
     #[error(
         "Prometheus at {url} has no series {} or {} with a UUID; check that dcgm-exporter runs on the nodes and is scraped",
         query::USED_MIB_METRIC,
         query::USED_BYTES_METRIC
     )]
     NoSeries { url: String },
-    #[error("the response of Prometheus at {url} is larger than {}", Bytes(MAX_RESPONSE_BYTES as u64))]
-    Large { url: String },
 }
 
 /// Why the memory use of an accelerator is unknown.
@@ -74,8 +53,7 @@ pub enum UsageUnknown {
 
 /// Queries one Prometheus server.
 pub struct DcgmClient {
-    client: Client,
-    settings: PrometheusConfig,
+    prometheus: PrometheusClient,
     clock: TickClock,
     readings: MeterReadMetrics,
     /// The last answer and when it was requested. Locked during a query, so that concurrent callers share one.
@@ -92,19 +70,14 @@ impl DcgmClient {
         clock: TickClock,
         readings: MeterReadMetrics,
     ) -> anyhow::Result<Self> {
-        let mut config = kube::Config::new(settings.url.clone());
-        config.root_cert_file.clone_from(&settings.ca_file);
-        config.default_retry = false;
-        config.auth_info.token_file = settings.token_file.as_ref().map(|file| file.display().to_string());
-        let client =
-            Client::try_from(config).context("cannot set up the client for kubernetes.prometheus")?;
-        Ok(Self { client, settings, clock, readings, last: Mutex::default() })
+        let prometheus = PrometheusClient::new(settings)?;
+        Ok(Self { prometheus, clock, readings, last: Mutex::default() })
     }
 
     /// Returns the minimum interval between queries.
     #[must_use]
     pub fn interval(&self) -> Duration {
-        self.settings.interval.duration()
+        self.prometheus.interval().duration()
     }
 
     /// Returns the memory in use on this accelerator, if the sample can be trusted.
@@ -157,43 +130,12 @@ impl DcgmClient {
 
     async fn ask(&self) -> Result<DcgmSamples, Error> {
         let now = self.clock.now();
-        let within = self.settings.timeout;
-        let response = time::timeout(within.duration(), self.exchange()).await;
-        let (status, body) = response.map_err(|_| Error::Timeout { url: self.url(), within })??;
-        let url = self.url();
-        if matches!(status, 401 | 403) {
-            return Err(Error::Forbidden { url, status });
-        }
-        let samples = query::parse(&body, now).map_err(|foreign| match foreign {
-            QueryError::Refused(why) => Error::Query { url: url.clone(), why },
-            QueryError::NotPrometheus(why) => Error::NotPrometheus { url: url.clone(), status, why },
-        })?;
-        if samples.used.is_empty() { Err(Error::NoSeries { url }) } else { Ok(samples) }
-    }
-
-    async fn exchange(&self) -> Result<(u16, bytes::Bytes), Error> {
-        let unreachable = |why: String| Error::Unreachable { url: self.url(), why };
-        let request = Request::get(query::PATH.as_str()).body(Body::empty());
-        let request = request.map_err(|error| unreachable(error.to_string()))?;
-        let response = self.client.send(request).await.map_err(|error| unreachable(cause(&error)))?;
-        let status = response.status().as_u16();
-        match Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await {
-            Ok(body) => Ok((status, body.to_bytes())),
-            Err(error) if error.is::<LengthLimitError>() => Err(Error::Large { url: self.url() }),
-            Err(error) => Err(unreachable(error.to_string())),
+        let series = self.prometheus.query(query::QUERY.as_str()).await?;
+        let samples = query::samples(series, now);
+        if samples.used.is_empty() {
+            Err(Error::NoSeries { url: self.prometheus.url() })
+        } else {
+            Ok(samples)
         }
     }
-
-    fn url(&self) -> String {
-        self.settings.url.to_string().trim_end_matches('/').to_owned()
-    }
-}
-
-/// Returns the innermost cause of the error, which an operator can act on.
-fn cause(error: &kube::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(deeper) = cause.source() {
-        cause = deeper;
-    }
-    cause.to_string()
 }

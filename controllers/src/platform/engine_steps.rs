@@ -86,12 +86,7 @@ pub(super) async fn acquire_pod(context: Arc<EngineContext>, mut pod: PodReceive
         let Some((engine_pod, address)) = found else { return StepOutcome::Failed };
         if bind_pod(&context, &engine_pod).await {
             let (engine, generation) = (context.id.clone(), context.generation);
-            context.shared.status_inputs.set_pod(
-                &engine,
-                generation,
-                &engine_pod.name.name,
-                &context.placement.variant.name,
-            );
+            context.shared.status_inputs.set_pod(&engine, generation, &engine_pod.name.name);
             context.shared.request(ManagerRequest::Bound { engine: engine.clone(), generation }).await;
             context.shared.common.send_event(Event::Started { engine, generation, address }).await;
             return StepOutcome::Started;
@@ -359,9 +354,7 @@ pub(super) async fn shut_down(context: Arc<EngineContext>, mut pod: PodReceiver,
 /// A requester may date from before its model's sleep policy changed. The model's current policy counts.
 fn leaving_annotations(context: &EngineContext) -> Value {
     let mut marks = json!({DELETION_COST: LEAVING_DELETION_COST});
-    if let Some(placement) =
-        context.shared.placement(&context.id.model).filter(|placement| placement.dual_pods)
-    {
+    if let Some(placement) = context.shared.placement(&context.id).filter(|placement| placement.dual_pods) {
         merge::into(&mut marks, &record::sleep_policy_annotations(placement.variant.spec.idle.into()));
     }
     marks

@@ -17,7 +17,7 @@ use tokio::{
 
 use super::KubernetesContext;
 use crate::{
-    crd::ledger::{Ledger, ObjectName},
+    crd::ledger::{Ledger, ReservationOwner},
     index::AcceleratorCapacities,
     ledger::{
         Error, LocationError, ReservationLocation, ReservationRefusal, ReservationRequest, SleepingMemory,
@@ -47,21 +47,20 @@ pub(super) enum LedgerChange {
         sleeping_memory: Option<SleepingMemory>,
     },
     /// The engine sleeps and keeps only this much.
-    MarkAsleep { model: ObjectName, replica: u32, sleeping_memory: SleepingMemory },
+    MarkAsleep { engine: ReservationOwner, sleeping_memory: SleepingMemory },
     /// The engine has been told to stop; its memory stays reserved.
-    MarkReleasing { model: ObjectName, replica: u32 },
+    MarkReleasing { engine: ReservationOwner },
     /// The engine runs there: reserve its memory whether or not there is room.
     Adopt { request: ReservationRequest, location: Option<ReservationLocation> },
     /// The engine got these accelerators. `done` receives whether it fits there.
     SetLocation {
-        model: ObjectName,
-        replica: u32,
+        engine: ReservationOwner,
         location: ReservationLocation,
         capacities: AcceleratorCapacities,
         done: oneshot::Sender<Result<(), LocationError>>,
     },
     /// The engine's memory is free.
-    Release { model: ObjectName, replica: u32, done: Option<oneshot::Sender<()>> },
+    Release { engine: ReservationOwner, done: Option<oneshot::Sender<()>> },
 }
 
 /// Runs until the sender of changes is dropped.
@@ -153,28 +152,26 @@ impl LedgerChange {
                     return LedgerOutcome::Refused(reason);
                 }
             }
-            Self::MarkAsleep { model, replica, sleeping_memory: keeps } => {
-                ledger.mark_asleep(model, *replica, *keeps, now)
-            }
-            Self::MarkReleasing { model, replica } => {
-                if let Some(id) = ledger.reservation(model, *replica).map(|known| known.id) {
+            Self::MarkAsleep { engine, sleeping_memory: keeps } => ledger.mark_asleep(engine, *keeps, now),
+            Self::MarkReleasing { engine } => {
+                if let Some(id) = ledger.reservation(engine).map(|known| known.id) {
                     ledger.mark_releasing(id, now);
                 }
             }
             Self::Adopt { request, location } => {
                 ledger.adopt(request, now);
                 if let Some(location) = location {
-                    ledger.set_location(&request.model, request.replica, location, now);
+                    ledger.set_location(&request.engine, location, now);
                 }
             }
-            Self::SetLocation { model, replica, location, capacities, .. } => {
-                match ledger.check_fit(model, *replica, location, capacities) {
-                    Ok(()) => ledger.set_location(model, *replica, location, now),
+            Self::SetLocation { engine, location, capacities, .. } => {
+                match ledger.check_fit(engine, location, capacities) {
+                    Ok(()) => ledger.set_location(engine, location, now),
                     Err(error) => return LedgerOutcome::DoesNotFit(error),
                 }
             }
-            Self::Release { model, replica, .. } => {
-                if let Some(id) = ledger.reservation(model, *replica).map(|known| known.id) {
+            Self::Release { engine, .. } => {
+                if let Some(id) = ledger.reservation(engine).map(|known| known.id) {
                     ledger.release(id);
                 }
             }
@@ -218,16 +215,12 @@ impl LedgerChange {
     /// Returns the change to write instead, if it is unknown whether this one was written.
     async fn compensate(self, shared: &KubernetesContext) -> Self {
         match self {
-            Self::Reserve {
-                engine,
-                generation,
-                request: ReservationRequest { model, replica, .. },
-                sleeping_memory: keeps,
-            } => {
+            Self::Reserve { engine, generation, request, sleeping_memory: keeps } => {
                 shared.common.send_event(Event::Conflict { engine, generation }).await;
+                let engine = request.engine;
                 match keeps {
-                    Some(keeps) => Self::MarkAsleep { model, replica, sleeping_memory: keeps },
-                    None => Self::Release { model, replica, done: None },
+                    Some(keeps) => Self::MarkAsleep { engine, sleeping_memory: keeps },
+                    None => Self::Release { engine, done: None },
                 }
             }
             entry => entry,
@@ -238,20 +231,27 @@ impl LedgerChange {
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt as _;
+    use rouse::model::VariantName;
 
     use super::*;
+    use crate::crd::ledger::ObjectName;
+
+    fn engine(replica: u32) -> ReservationOwner {
+        let (model, variant) = (ObjectName::new("chat", "qwen"), VariantName::default());
+        ReservationOwner { model, variant, replica }
+    }
 
     fn releasing(replica: u32) -> LedgerChange {
-        LedgerChange::MarkReleasing { model: ObjectName::new("chat", "qwen"), replica }
+        LedgerChange::MarkReleasing { engine: engine(replica) }
     }
 
     fn release(replica: u32) -> LedgerChange {
-        LedgerChange::Release { model: ObjectName::new("chat", "qwen"), replica, done: None }
+        LedgerChange::Release { engine: engine(replica), done: None }
     }
 
     fn replicas(changes: &[LedgerChange]) -> Vec<u32> {
         let replica = |change: &LedgerChange| match change {
-            LedgerChange::MarkReleasing { replica, .. } | LedgerChange::Release { replica, .. } => *replica,
+            LedgerChange::MarkReleasing { engine } | LedgerChange::Release { engine, .. } => engine.replica,
             other => panic!("{other:?}"),
         };
         changes.iter().map(replica).collect()

@@ -90,7 +90,7 @@ async fn report(
     }
     let Some(used) = used.into_values().max() else { return };
     let (engine, generation) = (context.id.clone(), context.generation);
-    shared.status_inputs.record_usage(&engine.model, used, at);
+    shared.status_inputs.record_usage(&engine, used, at);
     common.send_event(Event::UsageObserved { engine, generation, used }).await;
 }
 

@@ -1,22 +1,22 @@
-//! Where and how a model's engines run.
+//! Where and how the engines of one variant of a model run.
 
 use std::sync::Arc;
 
 use crate::{
     convert::{EnginePodTemplate, ModelHosting, ModelVariant},
-    crd::ledger::ObjectName,
-    index::{Resolved, ServedModel},
+    crd::ledger::{ObjectName, ReservationOwner},
+    index::{Resolved, ServedModel, ServedVariant},
     label,
     ledger::{ReservationRequest, SleepingMemory},
     workload::{self, ModelRef, Sidecar, Workload},
 };
 use rouse::{
-    model::SleepLevel,
+    model::{EngineId, SleepLevel},
     units::{Bytes, Millis},
 };
 use rouse_net::stub_api::Epoch;
 
-/// Everything needed to run an engine of one model.
+/// Everything needed to run an engine of one variant of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelPlacement {
     pub owner: ModelRef,
@@ -42,23 +42,24 @@ pub struct ModelPlacement {
 }
 
 impl ModelPlacement {
-    /// Builds a served model's placement; `None` for an external model, which runs outside of Rouse.
+    /// Builds the placement of a served model's variant; `None` for an external model, which runs outside of Rouse.
     #[must_use]
     pub fn of(
         object: &ObjectName,
         served: &ServedModel,
+        variant: &ServedVariant,
         resolved: &Resolved,
         sidecar: &Sidecar,
     ) -> Option<Self> {
-        let terms = resolved.terms(served);
+        let terms = resolved.terms(variant);
         let mut placement = Self {
             owner: ModelRef { object: object.clone(), uid: served.uid.clone().unwrap_or_default() },
-            label: label::value(served.engine.name.as_str()),
-            engine: Arc::clone(&served.engine),
+            label: label::value(variant.engine.name.as_str()),
+            engine: Arc::clone(&variant.engine),
             pod_template: served.pods()?.clone(),
-            variant: served.variant()?.clone(),
-            pool: served.pool.clone(),
-            quota: served.quota,
+            variant: served.converted(variant)?.clone(),
+            pool: variant.pool.clone(),
+            quota: variant.quota,
             taint: terms.and_then(|terms| terms.taint.clone()),
             meter_lag: terms.map_or(Millis::ZERO, |terms| terms.meter_lag),
             shared_accelerators: terms.is_some_and(|terms| terms.slots > 1),
@@ -94,7 +95,19 @@ impl ModelPlacement {
     #[must_use]
     pub fn deployment_of(&self, template: &str) -> ObjectName {
         let object = &self.owner.object;
-        ObjectName::new(object.namespace.clone(), workload::name(object, template))
+        ObjectName::new(object.namespace.clone(), workload::name(object, &self.variant.name, template))
+    }
+
+    /// Returns the id of the variant's engine with this number.
+    #[must_use]
+    pub fn engine_id(&self, replica: u32) -> EngineId {
+        EngineId::of_variant(self.engine.name.clone(), self.variant.name.clone(), replica)
+    }
+
+    /// Returns the same engine as the ledger names it.
+    pub(super) fn reservation_owner(&self, replica: u32) -> ReservationOwner {
+        let (model, variant) = (self.owner.object.clone(), self.variant.name.clone());
+        ReservationOwner { model, variant, replica }
     }
 
     /// Returns this placement with its memory in another pool, which already has the engine's reservation.
@@ -108,16 +121,12 @@ impl ModelPlacement {
     pub fn reservation_request(&self, replica: u32) -> Option<ReservationRequest> {
         self.pool.as_ref()?;
         let count = self.variant.spec.accelerators.count();
-        let memory = self.variant.spec.memory;
-        let model = self.owner.object.clone();
-        let quota = self.quota;
         Some(ReservationRequest {
-            model,
-            replica,
+            engine: self.reservation_owner(replica),
             count,
-            bytes: memory.awake,
+            bytes: self.variant.spec.memory.awake,
             host_bytes: Bytes::ZERO,
-            quota,
+            quota: self.quota,
         })
     }
 

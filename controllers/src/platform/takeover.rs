@@ -68,7 +68,7 @@ async fn adopt(
     } = running;
     // The Pod records the order to sleep before it is sent, and the ledger that the engine sleeps. In between it may be
     // awake.
-    let own_entries = reservations.of(&placement.owner.object, engine.replica);
+    let own_entries = reservations.of(&placement.reservation_owner(engine.replica));
     let sleeps = placement.pool.is_none() || own_entries.first().is_some_and(|entry| entry.asleep);
     if unauthorized {
         tracing::warn!(%engine, pod = %pod.name, "replacing the engine: its stub was started with another key");
@@ -95,12 +95,13 @@ async fn adopt(
         // The engine runs, whatever is reserved.
         manager.change_pool_ledger(&pool, LedgerChange::Adopt { request, location });
         if let Some(level) = pod.asleep.filter(|_| sleeps) {
-            let (model, keeps) = (placement.owner.object.clone(), placement.sleeping_memory(level));
-            let entry = LedgerChange::MarkAsleep { model, replica: engine.replica, sleeping_memory: keeps };
+            let owner = placement.reservation_owner(engine.replica);
+            let sleeping_memory = placement.sleeping_memory(level);
+            let entry = LedgerChange::MarkAsleep { engine: owner, sleeping_memory };
             manager.change_pool_ledger(&pool, entry);
         }
     }
-    shared.status_inputs.set_pod(&engine, generation, &pod.name.name, &placement.variant.name);
+    shared.status_inputs.set_pod(&engine, generation, &pod.name.name);
     shared.common.send_event(event).await;
     let start = match pod.asleep {
         Some(_) if sleeps => EngineTaskStart::Asleep,
@@ -173,19 +174,19 @@ async fn end_unadopted(
     }
     let entries: Vec<EngineReservation> = reservations.iter().cloned().collect();
     for entry in &entries {
-        let EngineReservation { pool, model, replica, .. } = entry;
-        if let Some(placement) = placements.of_object(model) {
-            let reserved_placement = reservations.with_reserved_pool(placement, *replica);
+        let EngineReservation { pool, engine, .. } = entry;
+        if let Some(placement) = placements.of_owner(engine) {
+            let reserved_placement = reservations.with_reserved_pool(placement, engine.replica);
             if reserved_placement.pool.as_ref() == Some(pool) {
-                manager.stop_unadopted(&reserved_placement, *replica, Generation(0), None).await;
+                manager.stop_unadopted(&reserved_placement, engine.replica, Generation(0), None).await;
             } else {
                 // An engine is in one pool only: nothing of it is left in this pool.
-                let entry = LedgerChange::Release { model: model.clone(), replica: *replica, done: None };
+                let entry = LedgerChange::Release { engine: engine.clone(), done: None };
                 manager.change_pool_ledger(pool, entry);
             }
             continue;
         }
-        if shared.initial_lists.is_skipped(&model.namespace) {
+        if shared.initial_lists.is_skipped(&engine.model.namespace) {
             // Its Pods are not visible, so assume that they hold their reservations.
             continue;
         }

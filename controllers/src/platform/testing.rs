@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use kube::api::ObjectMeta;
-use rouse::units::{Millis, Tick};
+use rouse::{
+    model::VariantName,
+    units::{Millis, Tick},
+};
 use rouse_config::EngineConfig;
 use serde_json::json;
 
@@ -62,6 +65,7 @@ pub(super) fn pod(namespace: &str, name: &str, model: &str, template: &str) -> E
         seen: SeenObject::of(&ObjectMeta::default()),
         model: model.to_owned(),
         template_hash: template.to_owned(),
+        variant: VariantName::default(),
         fingerprint: 0,
         engine: None,
         asleep: None,

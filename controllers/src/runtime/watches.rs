@@ -2,7 +2,8 @@
 //!
 //! | watched | by | while |
 //! |---|---|---|
-//! | InferenceModels, pools, AcceleratorNodes, Nodes | the model controller; Nodes also by dual pods | always: a follower serves what follows from them |
+//! | InferenceModels, pools, AcceleratorNodes, Nodes | the model controller; InferenceModels also by saturation, Nodes also by dual pods | always: a follower serves what follows from them |
+//! | the ConfigMap of thresholds | saturation | always: it changes rarely |
 //! | GatewayReplicas | the driver | always: a follower knows the other gateways |
 //! | Pods | the engine manager, dual pods | leading: only the leader places engines |
 //! | the public project's kinds, `gpu-map` | dual pods | always: they change rarely, and a new leader needs all of them |
@@ -30,6 +31,7 @@ use crate::{
     index::Resolved,
     kit::Terms,
     model_controller::ModelWatches,
+    saturation::{self, SaturationWatches},
     watch::{InitialLists, WatchTarget, drop_managed_fields, wait_until_listable},
     workload,
 };
@@ -48,6 +50,7 @@ pub(super) struct ClusterWatches {
     accelerator_nodes: Cache<AcceleratorNode>,
     nodes: Cache<Node>,
     pods: Cache<Pod>,
+    thresholds: Cache<ConfigMap>,
     dual_pods: Option<DualPodsCaches>,
 }
 
@@ -71,6 +74,7 @@ impl ClusterWatches {
             accelerator_nodes: Cache::default(),
             nodes: Cache::default(),
             pods: Cache::default(),
+            thresholds: Cache::default(),
             dual_pods: None,
         }
     }
@@ -82,6 +86,18 @@ impl ClusterWatches {
             pools: self.pools.subscribe(),
             accelerator_nodes: self.accelerator_nodes.subscribe(),
             nodes: self.nodes.subscribe(),
+        }
+    }
+
+    /// Adds the controller of saturation.
+    pub(super) fn saturation(
+        &mut self,
+        resolved: watch::Receiver<Option<Arc<Resolved>>>,
+    ) -> SaturationWatches {
+        SaturationWatches {
+            models: self.models.subscribe(),
+            thresholds: self.thresholds.subscribe(),
+            resolved,
         }
     }
 
@@ -123,6 +139,7 @@ impl ClusterWatches {
             accelerator_nodes,
             nodes,
             pods,
+            thresholds,
             dual_pods,
         } = self;
         let in_namespaces = |slim| targets::<InferenceModel>(&client, &namespaces, slim);
@@ -149,6 +166,11 @@ impl ClusterWatches {
             tasks.spawn_on(check, on);
         }
         tasks.spawn_on(pods.run_while_leading(pod_targets, awaited.clone(), terms.clone()), on);
+
+        // Its list has a record of its own, because no gateway waits for thresholds before it serves.
+        let map = WatchTarget::namespaced(&client, Some(&own_namespace), drop_managed_fields)
+            .fields(format!("metadata.name={}", saturation::CONFIG_MAP));
+        tasks.spawn_on(thresholds.run(vec![map], InitialLists::default()), on);
 
         if let Some(DualPodsCaches { gpu_map, server_configs, launcher_configs, policies }) = dual_pods {
             let map = WatchTarget::namespaced(&client, Some(&own_namespace), drop_managed_fields)

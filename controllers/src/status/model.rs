@@ -8,12 +8,13 @@ use rouse::{
 
 use super::usage::usage;
 use crate::{
-    condition::{ACCEPTED, AVAILABLE, READY, accepted, condition, tick, time},
+    condition::{ACCEPTED, AVAILABLE, READY, SATURATION_CONDITIONS, accepted, condition, tick, time},
     crd::{
         InferenceModelStatus, Quantity,
-        inference_model::{EngineState, EngineStatus, LearnedStatus, VariantStatus},
+        inference_model::{EngineState, EngineStatus, LearnedStatus, SaturationStatus, VariantStatus},
     },
     index::{RejectedModel, ServedModel},
+    label, workload,
 };
 
 /// Minimum growth of the last request's time that alone is worth a write.
@@ -32,8 +33,6 @@ pub enum ResolvedModel<'a> {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelFacts {
     pub engines: Vec<EngineStatus>,
-    /// Number of engines that should exist.
-    pub desired: u32,
     /// Why a wanted engine is missing.
     pub wait_reason: Option<ModelWaitReason>,
     /// Failure of the engine that failed last.
@@ -49,6 +48,25 @@ pub struct ModelFacts {
     pub observed: Option<Tick>,
     pub learned: Option<LearnedStatus>,
     pub last_request: Option<Tick>,
+    /// What saturation decided. `None`: nothing yet, or it does not scale the model.
+    pub saturation: Option<SaturationFacts>,
+}
+
+/// What the controller of saturation found and decided about a model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SaturationFacts {
+    pub status: SaturationStatus,
+    pub conditions: Vec<SaturationCondition>,
+}
+
+/// A condition of a model that saturation scales.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SaturationCondition {
+    /// One of [`SATURATION_CONDITIONS`].
+    pub kind: &'static str,
+    pub status: bool,
+    pub reason: &'static str,
+    pub message: String,
 }
 
 /// Why a wanted engine is missing, according to the plan.
@@ -70,25 +88,23 @@ pub fn model_status(
     let nothing = InferenceModelStatus::default();
     let stored = stored.unwrap_or(&nothing);
     let state = readiness(model, facts);
-    let generation = match model {
-        ResolvedModel::Served(served) => served.generation,
-        ResolvedModel::Rejected(rejected) => rejected.generation,
-    };
     let declared = match model {
         ResolvedModel::Served(served) => declared(served),
         ResolvedModel::Rejected(_) => None,
     };
     let peak = peak(facts, stored);
     let used = declared.zip(peak).and_then(|(declared, peak)| usage(declared, peak));
-    let engines = engines(model, facts);
+    let saturation = saturation(model, facts, stored);
     let learned = facts.learned.clone().or_else(|| stored.learned.clone());
     let last_request = facts.last_request.max(stored.last_request_time.as_ref().map(tick));
     InferenceModelStatus {
-        observed_generation: generation,
+        observed_generation: model.generation(),
         ready: state.ready,
-        replicas: u32::try_from(facts.engines.len()).unwrap_or(u32::MAX),
-        variants: variants(model, &engines, facts.desired, &stored.variants, now),
-        engines,
+        replicas: count(&facts.engines, |engine| engine.state.is_replica()),
+        asleep: count(&facts.engines, |engine| engine.state.is_asleep()),
+        selector: selector(model),
+        variants: variants(model, facts, saturation.as_ref(), &stored.variants, now),
+        engines: facts.engines.clone(),
         declared_memory: declared.map(Quantity::from),
         observed_peak_memory: peak.map(Quantity::from),
         utilization_percent: used.as_ref().map(|used| used.percent),
@@ -96,7 +112,8 @@ pub fn model_status(
         last_observation: facts.observed.max(stored.last_observation.as_ref().map(tick)).map(time),
         learned: learned.map(|learned| LearnedStatus { peak: peak.map(Quantity::from), ..learned }),
         last_request_time: last_request.map(time),
-        conditions: conditions(model, &state, generation, &stored.conditions, now),
+        saturation,
+        conditions: conditions(model, facts, &state, &stored.conditions, now),
     }
 }
 
@@ -144,58 +161,85 @@ pub fn max_last_request_lag(idle: &IdlePolicy) -> Millis {
     idle.sleep_after.map_or(MIN_LAST_REQUEST_LAG, |Millis(span)| MIN_LAST_REQUEST_LAG.max(Millis(span / 10)))
 }
 
-/// Returns the declared memory on one accelerator, for the variant that runs.
+/// Returns the declared memory on one accelerator, of the cheapest variant that runs.
 fn declared(served: &ServedModel) -> Option<Bytes> {
-    let run = served.pool.as_ref().and_then(|_| served.variant());
-    run.map(|variant| variant.spec.memory.awake).or(served.model.declared)
+    let cheapest = served.cheapest().filter(|_| !served.is_external());
+    let converted = cheapest.and_then(|variant| served.converted(variant));
+    converted.map(|variant| variant.spec.memory.awake).or(served.model.declared)
 }
 
-/// Assigns engines without a known variant, which have no Pod yet, to the variant that runs now.
-fn engines(model: ResolvedModel<'_>, facts: &ModelFacts) -> Vec<EngineStatus> {
-    let mut engines = facts.engines.clone();
-    if let ResolvedModel::Served(served) = model
-        && let Some(now) = served.variant()
-    {
-        let known = |name: &String| served.model.variants.iter().any(|variant| variant.name == *name);
-        for engine in engines.iter_mut().filter(|engine| !known(&engine.variant)) {
-            engine.variant.clone_from(&now.name);
-        }
+fn count(engines: &[EngineStatus], counts: impl Fn(&EngineStatus) -> bool) -> u32 {
+    u32::try_from(engines.iter().filter(|engine| counts(engine)).count()).unwrap_or(u32::MAX)
+}
+
+/// Returns the label selector of the model's Pods; `None` if Rouse runs none.
+fn selector(model: ResolvedModel<'_>) -> Option<String> {
+    let ResolvedModel::Served(served) = model else { return None };
+    let label = label::value(served.spec.name.as_str());
+    (!served.is_external())
+        .then(|| format!("{}={},{}={label}", workload::MANAGED, workload::ROUSE, label::MODEL))
+}
+
+/// Returns the decisions of saturation: the stored ones until this leader has decided itself.
+fn saturation(
+    model: ResolvedModel<'_>,
+    facts: &ModelFacts,
+    stored: &InferenceModelStatus,
+) -> Option<SaturationStatus> {
+    if !is_scaled(model) {
+        return None;
     }
-    engines
+    let decided = facts.saturation.as_ref().map(|facts| facts.status.clone());
+    decided.or_else(|| stored.saturation.clone())
+}
+
+/// Whether saturation scales the model.
+fn is_scaled(model: ResolvedModel<'_>) -> bool {
+    matches!(model, ResolvedModel::Served(served) if served.model.saturation.is_some())
 }
 
 fn variants(
     model: ResolvedModel<'_>,
-    engines: &[EngineStatus],
-    wanted: u32,
+    facts: &ModelFacts,
+    saturation: Option<&SaturationStatus>,
     stored: &[VariantStatus],
     now: Tick,
 ) -> Vec<VariantStatus> {
     let ResolvedModel::Served(served) = model else {
         return Vec::new();
     };
-    let status = |(index, variant): (usize, &crate::convert::ModelVariant)| {
-        let engines = engines.iter().filter(|engine| engine.variant == variant.name).count();
-        let desired = if index == served.variant { wanted } else { 0 };
-        let before = stored.iter().find(|before| before.name == variant.name && before.desired == desired);
+    let status = |variant: &crate::convert::ModelVariant| {
+        let name = variant.name.as_str();
+        let engines = |is_counted: fn(EngineState) -> bool| {
+            count(&facts.engines, |engine| engine.variant == name && is_counted(engine.state))
+        };
+        let replicas = engines(EngineState::is_replica);
+        let mut targets = saturation.into_iter().flat_map(|saturation| &saturation.targets);
+        let target = targets.find(|target| target.variant == name);
+        // Without saturation, what there is follows from requests alone.
+        let desired = target.map_or(replicas, |target| target.replicas);
+        let before = stored.iter().find(|before| before.name == name && before.desired == desired);
+        let unchanged = before.map_or_else(|| Some(time(now)), |before| before.decided.clone());
         VariantStatus {
-            name: variant.name.clone(),
-            replicas: u32::try_from(engines).unwrap_or(u32::MAX),
+            name: name.to_owned(),
+            replicas,
+            asleep: engines(EngineState::is_asleep),
             desired,
-            reason: None,
-            decided: before.map_or_else(|| Some(time(now)), |before| before.decided.clone()),
+            reason: target.map(|target| target.reason.clone()),
+            decided: target.map_or(unchanged, |target| target.decided.clone()),
         }
     };
-    served.model.variants.iter().enumerate().map(status).collect()
+    served.model.variants.iter().map(status).collect()
 }
 
 fn conditions(
     model: ResolvedModel<'_>,
+    facts: &ModelFacts,
     state: &ModelReadiness,
-    generation: Option<i64>,
     before: &[Condition],
     now: Tick,
 ) -> Vec<Condition> {
+    let generation = model.generation();
     let accepted = match model {
         ResolvedModel::Rejected(rejected) => accepted(Some(&rejected.rejections), generation, before, now),
         ResolvedModel::Served(served) if served.notes.is_empty() => accepted(None, generation, before, now),
@@ -205,7 +249,30 @@ fn conditions(
         }
     };
     let of = |kind, status| condition(kind, status, state.reason, &state.message, generation, before, now);
-    vec![accepted, of(READY, state.ready), of(AVAILABLE, state.available)]
+    let mut all = vec![accepted, of(READY, state.ready), of(AVAILABLE, state.available)];
+    if is_scaled(model) {
+        match &facts.saturation {
+            Some(facts) => all.extend(facts.conditions.iter().map(|own| {
+                condition(own.kind, own.status, own.reason, &own.message, generation, before, now)
+            })),
+            None => {
+                let is_own =
+                    |condition: &&Condition| SATURATION_CONDITIONS.contains(&condition.type_.as_str());
+                all.extend(before.iter().filter(is_own).cloned());
+            }
+        }
+    }
+    all
+}
+
+impl ResolvedModel<'_> {
+    /// Returns the generation of the object.
+    const fn generation(self) -> Option<i64> {
+        match self {
+            Self::Served(served) => served.generation,
+            Self::Rejected(rejected) => rejected.generation,
+        }
+    }
 }
 
 /// Content of the conditions Ready and Available.
@@ -242,7 +309,8 @@ fn readiness(model: ResolvedModel<'_>, facts: &ModelFacts) -> ModelReadiness {
         let found = facts.engines.iter().filter(|engine| states.contains(&engine.state)).count();
         (found > 0).then(|| units::pluralize(found, "engine"))
     };
-    let external = served.pool.is_none();
+    let external = served.is_external();
+    let blocked_by = served.blocked_by();
     if let Some(engines) = count(&[EngineState::Awake]) {
         let message = if external { "the backend serves".to_owned() } else { format!("awake: {engines}") };
         return ModelReadiness { ready: true, available: true, reason: "Deployed", message };
@@ -259,8 +327,7 @@ fn readiness(model: ResolvedModel<'_>, facts: &ModelFacts) -> ModelReadiness {
         return ModelReadiness::available("Deploying", format!("starting: {engines}"));
     }
     // A pool problem also makes a model unplaceable; its own reason follows below.
-    if let Some(why) =
-        facts.unplaceable.as_ref().filter(|_| served.blocked_by.is_none() && facts.engines.is_empty())
+    if let Some(why) = facts.unplaceable.as_ref().filter(|_| blocked_by.is_none() && facts.engines.is_empty())
     {
         return ModelReadiness::unavailable("Unplaceable", why);
     }
@@ -274,7 +341,7 @@ fn readiness(model: ResolvedModel<'_>, facts: &ModelFacts) -> ModelReadiness {
         let failure = facts.last_failure.iter().map(|failure| format!("; {failure}"));
         return ModelReadiness::unavailable("Failed", why + &failure.collect::<String>());
     }
-    if let Some(why) = &served.blocked_by {
+    if let Some(why) = blocked_by {
         return ModelReadiness::unavailable("PoolNotReady", why);
     }
     if external {

@@ -105,6 +105,7 @@ fn copy(reservation: &Reservation) -> NodeReservation {
     NodeReservation {
         id: reservation.id,
         model: reservation.model.to_string(),
+        variant: (!reservation.variant.is_default()).then(|| reservation.variant.to_string()),
         replica: reservation.replica,
         bytes: reservation.bytes.into(),
         host_bytes: reservation.host_bytes.into(),
@@ -141,6 +142,7 @@ pub fn node_condition(
 
 #[cfg(test)]
 mod tests {
+    use rouse::model::VariantName;
     use serde_json::json;
 
     use super::*;
@@ -155,6 +157,7 @@ mod tests {
         Reservation {
             id: 1,
             model: ObjectName::new("chat", "m"),
+            variant: VariantName::default(),
             replica: 0,
             count: 1,
             bytes: Bytes::gib(40),

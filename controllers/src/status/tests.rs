@@ -2,21 +2,22 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use rouse::{
-    model::{IdlePolicy, SleepLevelPolicy},
+    model::{IdlePolicy, SleepLevelPolicy, VariantName},
     units::{Bytes, Millis, Tick},
 };
 use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    condition::time,
+    condition::{SATURATED, time},
     convert::ConversionPolicy,
     crd::{
         InferenceModelStatus,
-        inference_model::{EngineState, EngineStatus, LearnedStatus},
+        inference_model::{EngineState, EngineStatus, LearnedStatus, SaturationStatus, SaturationTarget},
         ledger::{Ledger, ObjectName, Reservation, ReservationState},
     },
     index::{ClusterIndex, IndexedObject, Resolved, ResolvedNode, WatchScope},
+    label,
 };
 
 const NOW: Tick = Tick(1_780_000_000_000);
@@ -198,13 +199,16 @@ fn a_status_has_what_is_declared_observed_and_noted() {
     let mut spec = model();
     spec["variants"] = variants;
     let resolved = settled(pool(), spec);
+    let of = |variant: &str, engine: EngineStatus| EngineStatus { variant: variant.to_owned(), ..engine };
     let facts = ModelFacts {
-        // The second engine has no Pod yet, so its variant is unknown.
         engines: vec![
-            EngineStatus { variant: "a".into(), ..engine(0, EngineState::Awake) },
-            engine(1, EngineState::Launching),
+            of("a", engine(0, EngineState::Awake)),
+            of("a", engine(1, EngineState::Launching)),
+            of("a", engine(2, EngineState::Draining)),
+            of("b", engine(0, EngineState::Waking)),
+            of("b", engine(1, EngineState::Asleep)),
+            of("b", engine(2, EngineState::FallingAsleep)),
         ],
-        desired: 2,
         peak: Some(Bytes::gib(30)),
         observed: Some(NOW),
         last_request: Some(NOW),
@@ -215,18 +219,69 @@ fn a_status_has_what_is_declared_observed_and_noted() {
     assert_eq!(status.observed_peak_memory.unwrap().as_str(), "30Gi");
     assert_eq!(status.utilization_percent, Some(75));
     assert!(status.recommendation.unwrap().contains("33Gi instead of 40Gi"));
-    assert_eq!((status.replicas, status.last_request_time), (2, Some(time(NOW))));
+    assert_eq!((status.replicas, status.asleep, status.last_request_time), (3, 2, Some(time(NOW))));
     let counts: Vec<_> =
-        status.variants.iter().map(|it| (it.name.as_str(), it.replicas, it.desired)).collect();
-    assert_eq!(counts, [("a", 2, 2), ("b", 0, 0)]);
-    assert_eq!(status.engines[1].variant, "a");
+        status.variants.iter().map(|it| (it.name.as_str(), it.replicas, it.asleep, it.desired)).collect();
+    assert_eq!(counts, [("a", 2, 0, 2), ("b", 1, 2, 1)]);
+    assert_eq!(status.engines, facts.engines);
+    let label = label::value("m");
+    assert_eq!(status.selector, Some(format!("app.kubernetes.io/managed-by=rouse,rouse.dev/model={label}")));
+    let accepted = found(&status.conditions, "Accepted");
+    assert_eq!((accepted.status.as_str(), accepted.message.as_str()), ("True", "the model is served"));
+}
+
+#[test]
+fn a_variant_that_does_not_run_is_noted() {
+    let mut spec = model();
+    spec["variants"] = json!([{"name": "a"}, {"name": "b", "nodeSelector": {"x": "y"}}]);
+    let resolved = settled(pool(), spec);
+    let status = model_status(seen(&resolved), &ModelFacts::default(), None, NOW);
     let accepted = found(&status.conditions, "Accepted");
     assert!(
         accepted.status == "True"
-            && accepted.message.contains("only one of the 2 variants, the cheapest that a pool accepts: 'a'"),
+            && accepted.message.contains("the variant 'b' does not run: no AcceleratorPool"),
         "{}",
         accepted.message
     );
+    let names: Vec<_> = status.variants.iter().map(|variant| variant.name.as_str()).collect();
+    assert_eq!(names, ["a", "b"]);
+}
+
+#[test]
+fn what_saturation_decided_is_shown_and_kept_until_a_leader_decides_again() {
+    let mut spec = model();
+    spec["saturation"] = json!({});
+    let resolved = settled(pool(), spec.clone());
+    let target = SaturationTarget {
+        variant: "default".to_owned(),
+        replicas: 3,
+        reason: "the spare KV cache is 0.02".to_owned(),
+        decided: Some(time(NOW)),
+    };
+    let decided = SaturationFacts {
+        status: SaturationStatus { targets: vec![target.clone()], thresholds: Some("default".to_owned()) },
+        conditions: vec![SaturationCondition {
+            kind: SATURATED,
+            status: true,
+            reason: "SpareCapacityLow",
+            message: "2 of 2 engines are saturated".to_owned(),
+        }],
+    };
+    let facts = ModelFacts { saturation: Some(decided), ..ModelFacts::default() };
+    let first = model_status(seen(&resolved), &facts, None, NOW);
+    assert_eq!(first.saturation.as_ref().unwrap().targets, [target]);
+    let [variant] = first.variants.as_slice() else { panic!("{:?}", first.variants) };
+    assert_eq!((variant.replicas, variant.desired, variant.decided.clone()), (0, 3, Some(time(NOW))));
+    assert_eq!(variant.reason.as_deref(), Some("the spare KV cache is 0.02"));
+    assert_eq!(found(&first.conditions, SATURATED).status, "True");
+
+    let next_leader = model_status(seen(&resolved), &ModelFacts::default(), Some(&first), LATER);
+    assert_eq!(next_leader, first);
+
+    spec["saturation"] = json!({"enabled": false});
+    let off = model_status(seen(&settled(pool(), spec)), &facts, Some(&first), LATER);
+    assert_eq!((off.saturation, off.variants[0].desired), (None, 0));
+    assert!(off.conditions.iter().all(|condition| condition.type_ != SATURATED));
 }
 
 #[test]
@@ -236,7 +291,6 @@ fn moments_change_with_what_they_are_of_and_only_that_is_written() {
     let of = |state, stored: Option<&InferenceModelStatus>, now| {
         let facts = ModelFacts {
             engines: vec![engine(0, state)],
-            desired: 1,
             observed: Some(now),
             last_request: Some(now),
             ..ModelFacts::default()
@@ -258,7 +312,9 @@ fn moments_change_with_what_they_are_of_and_only_that_is_written() {
     for kind in ["Accepted", "Available"] {
         assert_eq!(moment(&awake, kind), time(NOW), "{kind} did not flip");
     }
-    assert_eq!(awake.variants[0].decided, Some(time(NOW)), "nothing was decided anew");
+    assert_eq!(awake.variants[0].decided, Some(time(LATER)), "another number of engines is awake");
+    let still_awake = of(EngineState::Awake, Some(&awake), Tick(LATER.0 + 1000));
+    assert_eq!(still_awake.variants[0].decided, Some(time(LATER)), "nothing was decided anew");
     // A gateway that has just started has seen no request: the stored time is later.
     let restarted = model_status(seen(&resolved), &ModelFacts::default(), Some(&awake), LATER);
     assert_eq!(restarted.last_request_time, Some(time(LATER)));
@@ -315,6 +371,7 @@ fn a_pool_says_what_it_has_or_why_it_is_not_ready() {
     let reservation = Reservation {
         id: 0,
         model: ObjectName::new("chat", "m"),
+        variant: VariantName::default(),
         replica: 0,
         count: 2,
         bytes: Bytes::gib(80),

@@ -27,3 +27,33 @@ fn facts_of_a_former_own_term_count_in_no_other_term() {
     turn(&inputs, &mut fleet, &[leads(false)]);
     assert!(!inputs.decides_in(8));
 }
+
+#[test]
+fn what_saturation_decided_about_a_model_that_it_no_longer_scales_is_in_no_later_status() {
+    let inputs = StatusInputs::default();
+    let [ended, other] = ["ended", "other"].map(ModelName::from);
+    for model in [&ended, &other] {
+        inputs.lock().facts.insert(model.clone(), ModelFacts::default());
+        inputs.record_saturation(model, SaturationFacts::default());
+    }
+    let scaled = inputs.take_facts();
+    assert!(scaled.len() == 2 && scaled.values().all(|facts| facts.saturation.is_some()), "{scaled:?}");
+    inputs.forget_saturation_of(&ended);
+    let changed = inputs.take_facts();
+    assert_eq!(changed.keys().collect::<Vec<_>>(), [&ended]);
+    assert_eq!(changed[&ended].saturation, None);
+    assert_eq!(inputs.lock().saturation.keys().collect::<Vec<_>>(), [&other]);
+}
+
+#[test]
+fn a_status_has_the_memory_use_of_the_cheapest_variant_only() {
+    let inputs = StatusInputs::default();
+    let model = ModelName::from("m");
+    inputs.lock().facts.insert(model.clone(), ModelFacts::default());
+    inputs.lock().published_variants.insert(model.clone(), "small".into());
+    let engine = |variant: &str| EngineId { variant: variant.into(), ..EngineId::new(model.clone(), 0) };
+    inputs.record_usage(&engine("large"), Bytes::gib(70), Tick(1));
+    assert!(inputs.take_facts().is_empty());
+    inputs.record_usage(&engine("small"), Bytes::gib(20), Tick(2));
+    assert_eq!(inputs.take_facts()[&model].peak, Some(Bytes::gib(20)));
+}

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use rouse::{
     fleet::{AcceleratorCapacity, Fleet, Plan, RoutingChanges},
-    model::{AcceleratorRequirement, EngineMemory, ModelName},
+    model::{AcceleratorRequirement, EngineMemory, ModelName, ModelSpec},
 };
 
 use crate::status::ModelWaitReason;
@@ -19,11 +19,11 @@ pub(super) struct WaitReasons(BTreeMap<ModelName, Arc<TrackedWait>>);
 #[derive(Clone, Debug)]
 struct TrackedWait {
     reason: ModelWaitReason,
-    /// The demand of a model that lacks memory; `None` for other reasons and for unknown models.
-    demand: Option<DemandSnapshot>,
+    /// The demand of each variant of a model that lacks memory; `None` for other reasons and for unknown models.
+    demand: Option<Vec<DemandSnapshot>>,
 }
 
-/// A model's demand, and the capacity available for it.
+/// A variant's demand, and the capacity available for it.
 #[derive(Clone, Debug, PartialEq)]
 struct DemandSnapshot {
     accelerators: AcceleratorRequirement,
@@ -32,17 +32,28 @@ struct DemandSnapshot {
 }
 
 impl DemandSnapshot {
-    fn of(fleet: &Fleet, model: &ModelName) -> Option<Self> {
-        let spec = fleet.spec(model)?;
-        let capacity = spec.accelerators.pool().and_then(|pool| fleet.accelerator_capacity(pool));
-        Some(Self { accelerators: spec.accelerators.clone(), memory: spec.memory, available: capacity })
+    /// Returns the demand of each variant of the model.
+    fn of_model(fleet: &Fleet, model: &ModelName) -> Option<Vec<Self>> {
+        let demand = |(accelerators, memory): (&AcceleratorRequirement, EngineMemory)| {
+            let available = accelerators.pool().and_then(|pool| fleet.accelerator_capacity(pool));
+            Self { accelerators: accelerators.clone(), memory, available }
+        };
+        Some(requirements(fleet.spec(model)?).into_iter().map(demand).collect())
     }
+}
+
+/// Returns what an engine of each variant requires.
+fn requirements(spec: &ModelSpec) -> Vec<(&AcceleratorRequirement, EngineMemory)> {
+    if spec.variants.is_empty() {
+        return vec![(&spec.accelerators, spec.memory)];
+    }
+    spec.variants.iter().map(|variant| (&variant.accelerators, variant.memory)).collect()
 }
 
 impl TrackedWait {
     fn of(fleet: &Fleet, model: &ModelName, reason: ModelWaitReason) -> Self {
         let demand = match reason {
-            ModelWaitReason::Memory(_) => DemandSnapshot::of(fleet, model),
+            ModelWaitReason::Memory(_) => DemandSnapshot::of_model(fleet, model),
             ModelWaitReason::Other(_) => None,
         };
         Self { reason, demand }
@@ -87,8 +98,9 @@ impl WaitReasons {
             let Some(terms) = want.demand.as_ref().filter(|_| !changes.models.contains(model)) else {
                 continue;
             };
-            let same = !changes.reconfigured || DemandSnapshot::of(fleet, model).as_ref() == Some(terms);
-            if same && !is_released(fleet, changes, &terms.accelerators) {
+            let same =
+                !changes.reconfigured || DemandSnapshot::of_model(fleet, model).as_ref() == Some(terms);
+            if same && !terms.iter().any(|terms| is_released(fleet, changes, &terms.accelerators)) {
                 now.entry(model.clone()).or_insert_with(|| Arc::clone(want));
             }
         }
@@ -110,8 +122,10 @@ impl WaitReasons {
 /// Whether an engine has ended that may have held some of these accelerators.
 fn is_released(fleet: &Fleet, changes: &RoutingChanges, accelerators: &AcceleratorRequirement) -> bool {
     let shared = |model: &ModelName| {
-        let other = fleet.spec(model).and_then(|spec| spec.accelerators.pool());
-        other.is_none_or(|other| accelerators.pool() == Some(other))
+        let is_shared = |(other, _): (&AcceleratorRequirement, EngineMemory)| {
+            other.pool().is_none_or(|other| accelerators.pool() == Some(other))
+        };
+        fleet.spec(model).is_none_or(|spec| requirements(spec).into_iter().any(is_shared))
     };
     let is_gone = |model: &ModelName| fleet.engines_of(model).any(|engine| !engine.state.has_process());
     changes.models.iter().any(|model| is_gone(model) && shared(model))

@@ -100,6 +100,37 @@ fn an_engine_has_its_template_and_a_stub_beside_it() {
 }
 
 #[test]
+fn a_named_variant_has_a_deployment_of_its_own_and_the_default_one_keeps_its_name() {
+    let spec = |name: &str| json!({"modelName": "m", "memory": "1Gi", "containerImage": "x", "variants": [{"name": name}]});
+    let plain = json!({"modelName": "m", "memory": "1Gi", "containerImage": "x"});
+    let (mut default, mut listed) = (Value::Null, Value::Null);
+    workload(plain, |made| default = made);
+    workload(spec("default"), |made| listed = made);
+    assert_eq!(default, listed);
+    workload(spec("large"), |made| {
+        let template = default["metadata"]["labels"][TEMPLATE].as_str().unwrap();
+        assert_eq!(made["metadata"]["name"], format!("qwen-large-{template}"));
+        assert_eq!(default["metadata"]["name"], format!("qwen-{template}"));
+        for labels in ["/metadata/labels", "/spec/selector/matchLabels", "/spec/template/metadata/labels"] {
+            assert_eq!(made.pointer(labels).unwrap()[label::VARIANT], "large", "{labels}");
+            assert_eq!(default.pointer(labels).unwrap().get(label::VARIANT), None, "{labels}");
+        }
+        assert_eq!(made["spec"]["template"]["spec"], default["spec"]["template"]["spec"]);
+    });
+}
+
+#[test]
+fn a_long_name_is_cut_and_still_the_variants_own() {
+    let object = ObjectName::new("team", "m".repeat(198));
+    let names =
+        ["default", "a", "large", "large-2"].map(|variant| name(&object, &variant.into(), "01234567"));
+    assert_eq!(names[0], format!("{}-01234567", object.name));
+    assert_eq!(names[1], format!("{}-a-01234567", object.name), "it is just short enough");
+    assert!(names.iter().all(|name| name.len() <= MAX_NAME_CHARS + 9), "{names:?}");
+    assert_ne!(names[2], names[3]);
+}
+
+#[test]
 fn a_stub_has_the_resource_claims_of_its_engine_and_no_others() {
     let container =
         |name: &str, resources: Value| json!({"name": name, "image": "x", "resources": resources});
@@ -184,8 +215,10 @@ fn another_template_is_another_deployment_and_more_replicas_are_not() {
 #[test]
 fn a_name_fits_and_is_its_objects_own() {
     let object = |name: String| ObjectName::new("ns", name);
-    assert_eq!(name(&object("m".into()), "0123abcd"), "m-0123abcd");
-    let long = |last: &str| name(&object("x".repeat(250) + last), "0123abcd");
+    let default = VariantName::default();
+    assert_eq!(name(&object("m".into()), &default, "0123abcd"), "m-0123abcd");
+    assert_eq!(name(&object("m".into()), &VariantName::from("l4"), "0123abcd"), "m-l4-0123abcd");
+    let long = |last: &str| name(&object("x".repeat(250) + last), &default, "0123abcd");
     assert!(long("a").len() <= 220 && long("a") != long("b"));
 }
 

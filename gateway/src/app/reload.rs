@@ -4,8 +4,9 @@ use std::{path::PathBuf, sync::Arc};
 
 use arc_swap::ArcSwap;
 use rouse::fleet::event::Event;
-use rouse_config::{Config, ConfigDiff};
+use rouse_config::{Config, ConfigDiff, LocalSaturation};
 use rouse_platform::Platform;
+use tokio::sync::watch;
 
 use super::{ConfigSource, PlatformRuntime};
 use crate::{
@@ -22,6 +23,8 @@ pub(super) struct ConfigReloader {
     pub(super) base: Config,
     pub(super) config: Arc<ArcSwap<Config>>,
     pub(super) handle: DriverHandle,
+    /// What scales models on one machine follows this.
+    pub(super) saturation: watch::Sender<LocalSaturation>,
     pub(super) metrics: Arc<Metrics>,
     pub(super) platform: Arc<dyn Platform>,
     /// How often [`Self::check_certificates`] ran.
@@ -101,6 +104,8 @@ impl ConfigReloader {
         self.metrics.set_certificate_expiry(new.tls.as_ref().and_then(rouse_config::TlsConfig::expires));
         self.platform.reconfigure(Arc::clone(&new));
         self.handle.send_event(Event::Configured { configuration: Box::new(new.core.clone()) });
+        // Behind the event: targets are for models that the fleet knows. A changed number of replicas counts at once, too.
+        self.saturation.send_replace(new.saturation.clone());
     }
 
     /// Returns the certificates' files to watch: those in use, and those that the source names now.

@@ -1,6 +1,7 @@
 //! Prints the admin API's responses for people.
 
 use std::{
+    collections::BTreeMap,
     io::{IsTerminal as _, Write},
     time::Duration,
 };
@@ -8,8 +9,8 @@ use std::{
 use http_body_util::BodyExt as _;
 use rouse::{
     fault::WaitDetails,
-    fleet::report::{FleetView, ModelState},
-    model::ModelName,
+    fleet::report::{FleetView, ModelState, VariantReport},
+    model::{ModelName, VariantName},
     sim::journal::JournalLine,
     units::{Bytes, Tick, pluralize},
 };
@@ -28,6 +29,8 @@ struct Explanation {
     waiting: u32,
     leases: u32,
     reason: String,
+    #[serde(default)]
+    variants: BTreeMap<VariantName, VariantReport>,
     #[serde(default)]
     wait: WaitDetails,
     at: Tick,
@@ -245,10 +248,15 @@ fn colorize_state(state: &str, colours: bool) -> String {
 }
 
 fn render_explanation(explanation: &Explanation, colours: bool) -> String {
-    let Explanation { model, state, waiting, leases, reason, wait, at } = explanation;
+    let Explanation { model, state, waiting, leases, reason, variants, wait, at } = explanation;
     let (leases, reason) = (pluralize(leases, "lease"), truncate_to_seconds(reason));
     let state = colorize_state(state.as_str(), colours);
     let mut text = format!("{model}: {state}, {waiting} waiting, {leases}\n  {reason}\n");
+    for (variant, report) in variants {
+        // The only variant of a model that lists none.
+        let name = if variant.is_default() { String::new() } else { format!("{variant}: ") };
+        text.push_str(&format!("  {name}has {}\n", truncate_to_seconds(&report.to_string())));
+    }
     for holder in &wait.holders {
         text.push_str(&format!(
             "  {} holds {}: {}, idle for {}{}\n",
@@ -282,12 +290,12 @@ fn replace_control_chars(text: &str) -> String {
     text.replace(char::is_control, "\u{fffd}")
 }
 
-fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
+pub(super) fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
     cells.map(str::to_owned).to_vec()
 }
 
 /// Aligns columns to their widest cell, except the last. The second column has a state, which is coloured.
-fn table(rows: &[Vec<String>], colours: bool) -> String {
+pub(super) fn table(rows: &[Vec<String>], colours: bool) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column));

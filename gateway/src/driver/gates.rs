@@ -10,12 +10,11 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     num::NonZeroU32,
-    ops::RangeInclusive,
     sync::Arc,
 };
 
 use rouse::{
-    engine::{Admission, Engine, TRIAL_IN_FLIGHT},
+    engine::{Admission, Engine, TRIAL_IN_FLIGHT, saturation_limit::SaturationLimit},
     fault::Fault,
     fleet::{Fleet, RoutingChanges, event::Event},
     model::{EngineId, ModelName},
@@ -56,6 +55,8 @@ struct GateEntry {
     last_reported: Option<(u32, Tick, Tick)>,
     /// The ejection that the fleet knows of.
     reported_ejection: Option<Tick>,
+    /// The saturation limit that the fleet knows of.
+    reported_saturation: Option<SaturationLimit>,
 }
 
 /// A lease on an engine, with the engine's address.
@@ -168,8 +169,7 @@ impl EngineGates {
         }
         for model in &changes.models {
             fleet.engines_of(model).for_each(|engine| self.sync_engine(engine, fleet, platform));
-            let of_model: Vec<EngineId> =
-                self.entries.range(engine_range(model)).map(|(id, _)| id.clone()).collect();
+            let of_model: Vec<EngineId> = self.entries_of(model).map(|(id, _)| id.clone()).collect();
             self.forget(&of_model, fleet);
         }
         if !self.awaiting_last_lease.is_empty() {
@@ -188,8 +188,8 @@ impl EngineGates {
                 self.entries.remove(&engine.id);
             }
             let is_new = !self.entries.contains_key(&engine.id);
-            let limit =
-                fleet.spec(&engine.id.model).and_then(|s| s.max_concurrency).and_then(NonZeroU32::new);
+            let spec = fleet.spec(&engine.id.model);
+            let limit = spec.and_then(|spec| spec.max_concurrency).and_then(NonZeroU32::new);
             let entry = self.entries.entry(engine.id.clone()).or_insert_with(|| GateEntry {
                 endpoint: Endpoint {
                     engine: engine.id.clone(),
@@ -218,9 +218,14 @@ impl EngineGates {
                 is_routable: false,
                 last_reported: Some((0, Tick(0), Tick(0))),
                 reported_ejection: engine.ejected_until,
+                reported_saturation: engine.saturation,
             });
             entry.endpoint.gate.set_limit(limit);
+            if let Some(spec) = spec {
+                entry.endpoint.activity.saturation().set_thresholds(spec.saturation_thresholds);
+            }
             if is_new {
+                entry.endpoint.activity.set_gate(&entry.endpoint.gate);
                 self.to_sample.push(engine.id.clone());
             }
         }
@@ -303,9 +308,9 @@ impl EngineGates {
         // Models that were already queued are included, since one of their gates may be new.
         for model in before.union(&self.queued) {
             let queued = self.queued.contains(model);
-            for (_, entry) in
-                self.entries.range_mut(engine_range(model)).filter(|(_, entry)| entry.queued != queued)
-            {
+            let of_model = self.entries.range_mut(EngineId::first_key_of(model.clone())..);
+            let of_model = of_model.take_while(|(id, _)| id.model == *model);
+            for (_, entry) in of_model.filter(|(_, entry)| entry.queued != queued) {
                 entry.queued = queued;
                 if entry.endpoint.gate.set_queued(queued) && queued {
                     self.changed.notify_one();
@@ -332,15 +337,21 @@ impl EngineGates {
 
     /// Returns one model's number of leases and last lease end, like [`Self::lease_usage`].
     pub(super) fn lease_usage_of(&self, model: &ModelName) -> (u32, Tick) {
-        let gates = self.entries.range(engine_range(model)).map(|(_, entry)| &entry.endpoint.gate);
+        let gates = self.entries_of(model).map(|(_, entry)| &entry.endpoint.gate);
         gates.fold((0, Tick(0)), |(leases, last_end), gate| {
             (leases + gate.leases(), gate.last_end().max(last_end))
         })
     }
 
     pub(super) fn endpoints(&self, model: &ModelName) -> Vec<Endpoint> {
-        let public = self.entries.range(engine_range(model)).filter(|(_, entry)| entry.is_routable);
+        let public = self.entries_of(model).filter(|(_, entry)| entry.is_routable);
         public.map(|(_, entry)| entry.endpoint.clone()).collect()
+    }
+
+    /// Returns the gates of the model's engines, of all variants.
+    fn entries_of(&self, model: &ModelName) -> impl Iterator<Item = (&EngineId, &GateEntry)> {
+        let from_first = self.entries.range(EngineId::first_key_of(model.clone())..);
+        from_first.take_while(move |(id, _)| id.model == *model)
     }
 }
 
@@ -371,15 +382,15 @@ impl GateEntry {
             self.reported_ejection = until;
             batch.push(Event::EjectionChanged { engine: engine.clone(), generation, until });
         }
+        let limit = self.endpoint.activity.saturation().limit();
+        if self.reported_saturation != limit {
+            self.reported_saturation = limit;
+            batch.push(Event::SaturationChanged { engine: engine.clone(), generation, limit });
+        }
         if self.closing && leases == 0 && !(self.awaits_stub_drain && leads) {
             self.closing = false;
             batch.push(Event::Drained { engine: engine.clone(), generation });
         }
         leases > 0 || self.closing || until.is_some()
     }
-}
-
-/// The range of all engine ids that this model can have.
-fn engine_range(model: &ModelName) -> RangeInclusive<EngineId> {
-    EngineId::new(model.clone(), 0)..=EngineId::new(model.clone(), u32::MAX)
 }

@@ -340,6 +340,15 @@ impl DriverClient for DriverHandle {
         Self::clock(self)
     }
 
+    async fn read_fleet<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Fleet, &Plan) -> T + Send + 'static,
+    ) -> Option<T> {
+        // Without a turn in between, events that were sent before may still wait for theirs.
+        self.refresh().await;
+        self.inspect(move |fleet, plan, _| read(fleet, plan)).await
+    }
+
     async fn demand(&self, models: Option<BTreeSet<ModelName>>) -> BTreeMap<ModelName, GatewayDemand> {
         let demand = self.inspect(move |fleet, _, gates| {
             let (mut demand, usage) = match models {

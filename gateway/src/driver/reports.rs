@@ -2,8 +2,8 @@
 //!
 //! Reports come from synchronous code and from drops, which can neither wait for a full channel nor fail. So this is no
 //! channel. A later event on the same subject replaces the earlier one, which bounds the events by the number of
-//! engines and gateways. A waiter that has left keeps its place in the queue until the driver has taken the report,
-//! which bounds those reports by the number of places.
+//! engines, variants and gateways. A waiter that has left keeps its place in the queue until the driver has taken the
+//! report, which bounds those reports by the number of places.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -13,7 +13,7 @@ use std::{
 
 use rouse::{
     fleet::event::{Event, WaiterId},
-    model::EngineId,
+    model::{EngineId, ModelName, VariantName},
     units::Generation,
 };
 use tokio::sync::Notify;
@@ -41,6 +41,8 @@ enum ReportSubject {
     Peers,
     Shutdown,
     RemoteDemand(String),
+    /// The target of a variant.
+    Target(ModelName, VariantName),
     /// The stub refused a request: one refusal is as good as many.
     StubGate(EngineId, Generation),
     /// The fleet has at most one canary under way for an engine.
@@ -57,6 +59,7 @@ impl ReportSubject {
             Event::PeersChanged { .. } => Self::Peers,
             Event::Shutdown { .. } => Self::Shutdown,
             Event::RemoteDemand { gateway, .. } => Self::RemoteDemand(gateway.clone()),
+            Event::Desired { model, variant, .. } => Self::Target(model.clone(), variant.clone()),
             Event::StubGateClosed { engine, generation } => Self::StubGate(engine.clone(), *generation),
             Event::Canary { engine, generation, .. } => Self::Canary(engine.clone(), *generation),
             _ => return None,

@@ -9,7 +9,10 @@ use rouse::{
     sim::simulated_model,
     units::{Bytes, Millis},
 };
-use rouse_net::lease::{Lease, TickClock};
+use rouse_net::{
+    engine_load::EngineLoad,
+    lease::{Lease, TickClock},
+};
 use tokio::time::Instant;
 
 use rouse_platform::DriverClient as _;
@@ -183,6 +186,52 @@ async fn who_waits_and_is_granted_a_place_makes_nothing_anew_that_others_read() 
     harness.step().await;
     assert!(Arc::ptr_eq(&routes, &harness.routes()));
     assert!(Arc::ptr_eq(&view, &harness.handle.view()) && Arc::ptr_eq(&report, &harness.handle.report()));
+}
+
+#[tokio::test]
+async fn a_report_of_a_saturated_engine_holds_requests_here_and_a_lower_one_lets_them_go() {
+    let mut harness = DriverHarness::new(1, 1);
+    let Event::Configured { mut configuration } = configured(1, 1, 0) else { unreachable!() };
+    configuration.models[0].max_concurrency = Some(9);
+    harness.turn([Event::Configured { configuration }]);
+    let endpoint = harness.routes().models.get(&name(0)).unwrap().endpoints[0].clone();
+    let clock = harness.handle.clock();
+    let report = |kv_use, waiting| {
+        let load = EngineLoad { kv_use: Some(kv_use), waiting: Some(waiting), running: None };
+        endpoint.activity.record_load(&load, clock.now());
+    };
+    let [first, _second] = [harness.lease(0), harness.lease(0)];
+    report(0.9, 1.0);
+    let _parked = [harness.park(0), harness.park(0)];
+    while harness.driver.fleet.waiting(&name(0)) < 2 {
+        harness.step().await;
+    }
+    harness.turn([]);
+    assert_eq!(harness.driver.fleet.waiting(&name(0)), 2, "the engine has as many requests as it may have");
+    drop(first);
+    harness.step().await;
+    assert_eq!(harness.driver.fleet.waiting(&name(0)), 1, "one has ended");
+    report(0.1, 0.0);
+    harness.step().await;
+    assert_eq!(harness.driver.fleet.waiting(&name(0)), 0);
+}
+
+#[tokio::test]
+async fn an_engine_is_saturated_by_the_thresholds_of_its_model_also_after_a_reload() {
+    let mut harness = DriverHarness::new(1, 1);
+    let endpoint = harness.routes().models.get(&name(0)).unwrap().endpoints[0].clone();
+    let clock = harness.handle.clock();
+    let is_saturated = |kv_use| {
+        endpoint.activity.clear_load();
+        let load = EngineLoad { kv_use: Some(kv_use), waiting: Some(0.0), running: None };
+        endpoint.activity.record_load(&load, clock.now());
+        endpoint.activity.saturation().is_saturated(|| clock.now())
+    };
+    assert!(is_saturated(0.85) && !is_saturated(0.75));
+    let Event::Configured { mut configuration } = configured(1, 1, 0) else { unreachable!() };
+    configuration.models[0].saturation_thresholds.kv_cache = 0.95;
+    harness.turn([Event::Configured { configuration }]);
+    assert!(is_saturated(0.96) && !is_saturated(0.85));
 }
 
 #[tokio::test]

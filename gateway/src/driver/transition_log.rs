@@ -162,6 +162,7 @@ impl TransitionRecorder {
 fn start_reason(fleet: &Fleet, engine: &EngineId) -> String {
     match fleet.waiting(&engine.model) {
         0 if fleet.spec(&engine.model).is_some_and(|spec| spec.pinned) => "the model is pinned".to_owned(),
+        0 if fleet.is_scaled(&engine.model) => "the model's target asks for it".to_owned(),
         0 => "the model needs a ready engine, and no request waits at this gateway".to_owned(),
         waiting => format!("{} waiting for the model", pluralize(waiting, "request")),
     }
@@ -182,7 +183,7 @@ fn log_if_failed(fleet: &Fleet, engine: &EngineId, generation: Generation) -> bo
     let Some((past, EngineOutcome::Failed(failure))) = past.map(|past| (past, &past.outcome)) else {
         return false;
     };
-    let logs = fleet.spec(&engine.model).map(logs_hint).unwrap_or_default();
+    let logs = fleet.engine_spec(engine).map(logs_hint).unwrap_or_default();
     let (cause, failures) = (failure.cause.class(), failure.count);
     tracing::warn!(%engine, %generation, cause, failures, "{}{}{logs}", past.describe(), past.diagnostics());
     true
@@ -193,6 +194,7 @@ const fn transition_cause(reason: CloseReason) -> Option<TransitionCause> {
     Some(match reason {
         CloseReason::Idle => TransitionCause::Idle,
         CloseReason::Turn => TransitionCause::Swap,
+        CloseReason::ScaledDown => TransitionCause::Scale,
         CloseReason::Operator => TransitionCause::Operator,
         CloseReason::Outdated => TransitionCause::Reload,
         CloseReason::Fault | CloseReason::SleepDenied => TransitionCause::Fault,

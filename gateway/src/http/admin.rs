@@ -263,6 +263,7 @@ async fn explain(shared: &AdminState, model: &ModelName) -> Response {
         "leases": line.leases,
         "reason": line.reason,
         "lastOutcome": line.last_outcome,
+        "variants": line.variants,
         "wait": line.wait,
         "at": shared.sources.driver.clock().now(),
     }))

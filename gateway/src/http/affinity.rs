@@ -9,10 +9,11 @@ use http::{HeaderMap, HeaderName, StatusCode, uri::PathAndQuery};
 use rouse::{model::EngineId, units::Generation};
 use rouse_config::AffinityPolicy;
 use rouse_net::{
+    engine_load::EngineLoad,
     lease::Lease,
     openai::{
         self,
-        routing_fields::{ConversationPrefix, MAX_ON_CORE_BYTES, RoutingFields},
+        routing_fields::{ConversationKey, ConversationPrefix, MAX_ON_CORE_BYTES, RoutingFields},
         sse::ResponseFacts,
     },
     relay::ExchangeOutcome,
@@ -34,7 +35,7 @@ const RESPONSES_PATH: &str = "/v1/responses";
 pub(crate) struct AffinityKeys {
     previous_response: Option<u64>,
     session: Option<u64>,
-    prefix: Option<u64>,
+    prefix: Option<ConversationKey>,
     affinity: AffinityPolicy,
 }
 
@@ -47,25 +48,27 @@ impl AffinityKeys {
         affinity: AffinityPolicy,
     ) -> Self {
         let prefix = if affinity == AffinityPolicy::Prefix && plural {
-            prefix_hash(&head.prefix, body).await
+            conversation_key(&head.prefix, body).await
         } else {
             None
         };
         Self { previous_response: head.previous_response_hash, session: head.session_hash, prefix, affinity }
     }
 
-    /// Takes a lease on the engine that fits best.
+    /// Takes a lease on the engine that fits best. `may_park`: whether the request waits if there is none.
     pub(super) fn take_lease<'r>(
         &self,
         worker: &WorkerContext,
         route: &'r ModelRoute,
         headers: &HeaderMap,
         avoid: Option<&EngineId>,
+        may_park: bool,
     ) -> Option<(&'r Endpoint, Lease)> {
         let now = || worker.now();
         let rng = &worker.rng;
+        let (owner, session, prefix) = (None, None, None);
         let mut criteria =
-            EndpointCriteria { owner: None, session: None, prefix: None, exclude: avoid, rng, now: &now };
+            EndpointCriteria { owner, session, prefix, exclude: avoid, may_park, rng, now: &now };
         if route.endpoints.len() < 2 {
             return route.take_lease(&criteria);
         }
@@ -153,6 +156,17 @@ impl EndpointAttempt {
         self.records_response_id
     }
 
+    /// Whether this attempt asks the engine's stub for a load report. True for the first that finds one due.
+    pub(super) fn take_load_report_due(&self) -> bool {
+        self.outlier_reporter.as_ref().is_some_and(OutlierReporter::take_load_report_due)
+    }
+
+    pub(super) fn load_report(&self, load: &EngineLoad) {
+        if let Some(reporter) = &self.outlier_reporter {
+            reporter.record_load(load, self.worker.now());
+        }
+    }
+
     pub(super) fn head(&mut self, status: StatusCode, context: &RequestContext) {
         self.records_response_id &= status.is_success();
         let change =
@@ -214,13 +228,13 @@ pub(super) fn forwarded_for_hash(headers: &HeaderMap) -> Option<u64> {
     headers.get(FORWARDED_FOR_HEADER).map(|value| openai::stable_hash(value.as_bytes()))
 }
 
-async fn prefix_hash(prefix: &ConversationPrefix, body: &Bytes) -> Option<u64> {
+async fn conversation_key(prefix: &ConversationPrefix, body: &Bytes) -> Option<ConversationKey> {
     if body.len() <= MAX_ON_CORE_BYTES {
-        return prefix.hash(body);
+        return prefix.key(body);
     }
     // The first message may be most of the body: hash it off this core, which serves streams.
     let (beginning, body) = (prefix.clone(), body.clone());
-    tokio::task::spawn_blocking(move || beginning.hash(&body)).await.ok()?
+    tokio::task::spawn_blocking(move || beginning.key(&body)).await.ok()?
 }
 
 /// Whether the route's model may have several engines.

@@ -260,7 +260,8 @@ impl EngineRequest {
     fn try_acquire_lease(&self, avoid: Option<&EngineId>) -> Option<LeasedEndpoint> {
         let routes = self.worker.server.driver.routes();
         let route = routes.models.get(&self.model)?;
-        let (endpoint, lease) = self.affinity.take_lease(&self.worker, route, &self.headers, avoid)?;
+        let (endpoint, lease) =
+            self.affinity.take_lease(&self.worker, route, &self.headers, avoid, self.may_park)?;
         let lease = if self.may_park { lease } else { lease.without_marking_use() };
         let spec = self.spec_for(endpoint.fingerprint);
         Some(LeasedEndpoint {
@@ -357,6 +358,9 @@ impl EngineRequest {
                 } else {
                     ResponseInspection::Events
                 },
+                // Only a choice between engines needs their load, and only a stub reports it at no cost.
+                wants_load_report: stub
+                    && attempted.as_ref().is_some_and(|attempted| attempted.take_load_report_due()),
             },
             upload: None,
             lease,

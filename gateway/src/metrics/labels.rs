@@ -48,6 +48,8 @@ pub enum TransitionCause {
     Idle,
     /// Another model needs the engine's memory.
     Swap,
+    /// The model's target is lower.
+    Scale,
     /// The engine failed or was judged hung.
     Fault,
     Operator,
@@ -165,6 +167,7 @@ impl TransitionCause {
             Self::Demand => "demand",
             Self::Idle => "idle",
             Self::Swap => "swap",
+            Self::Scale => "scale",
             Self::Fault => "fault",
             Self::Operator => "operator",
             Self::Reload => "reload",

@@ -148,10 +148,14 @@ impl ModelMetrics {
         let traffic = self.traffic();
         traffic.leases.set(i64::from(model.leases));
         traffic.engine_state.reset();
+        traffic.engine_saturated.reset();
         for engine in engines {
             let state = state_label(&engine.state);
-            let replica = engine.engine.replica.to_string();
+            let replica = engine.engine.name_in_model();
             traffic.engine_state.with_label_values(&[replica.as_str(), &state]).set(1);
+            let name = engine.engine.to_string();
+            let saturated = i64::from(engine.saturation.is_some());
+            traffic.engine_saturated.with_label_values(&[name.as_str()]).set(saturated);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use arc_swap::ArcSwap;
 use prometheus::{
     core::{Collector, Desc},
-    proto::{Gauge, LabelPair, Metric, MetricFamily, MetricType},
+    proto::{Metric, MetricFamily},
 };
 use rouse::{
     engine::last_outcome::{EngineOutcome, LastOutcome},
@@ -16,7 +16,7 @@ use rouse::{
     model::ModelName,
     units::Bytes,
 };
-use rouse_platform::metric_builder::expect_valid;
+use rouse_platform::metric_builder::GaugeFamily;
 
 use super::ModelMetrics;
 
@@ -69,7 +69,7 @@ fn ratio(part: Bytes, whole: Bytes) -> f64 {
 }
 
 /// A gauge of every model.
-struct GaugeFamily {
+struct ModelGauge {
     name: &'static str,
     help: &'static str,
     samples: Samples,
@@ -86,43 +86,43 @@ enum Samples {
     LastFailure,
 }
 
-static FAMILIES: [GaugeFamily; 8] = [
-    GaugeFamily {
+static FAMILIES: [ModelGauge; 8] = [
+    ModelGauge {
         name: "inference_model_memory_declared_bytes",
         help: "Declared memory per accelerator",
         samples: Samples::Namespaced(|gauges| gauges.declared),
     },
-    GaugeFamily {
+    ModelGauge {
         name: "inference_model_memory_observed_peak_bytes",
         help: "Highest observed memory per accelerator; 0 while unknown",
         samples: Samples::Namespaced(|gauges| gauges.peak),
     },
-    GaugeFamily {
+    ModelGauge {
         name: "inference_model_memory_utilization_ratio",
         help: "Highest observed memory as a ratio of the declared memory",
         samples: Samples::Namespaced(|gauges| gauges.utilization),
     },
-    GaugeFamily {
+    ModelGauge {
         name: "inference_model_ready",
         help: "1 while the model answers without a wait",
         samples: Samples::Namespaced(|gauges| gauges.ready),
     },
-    GaugeFamily {
+    ModelGauge {
         name: "inference_model_replicas",
         help: "Engines of the model that exist, asleep or not",
         samples: Samples::Namespaced(|gauges| gauges.replicas),
     },
-    GaugeFamily {
+    ModelGauge {
         name: "rouse_model_state",
         help: "1 for the current state of the model",
         samples: Samples::States,
     },
-    GaugeFamily {
+    ModelGauge {
         name: "rouse_model_failures",
         help: "Consecutive failures of the model's engines since an engine last served",
         samples: Samples::One(|gauges| gauges.failures),
     },
-    GaugeFamily {
+    ModelGauge {
         name: "rouse_model_last_failure_timestamp_seconds",
         help: "Time of the last engine failure by cause, while no engine has served since, in seconds of Unix time",
         samples: Samples::LastFailure,
@@ -138,59 +138,36 @@ const STATES: [ModelState; 6] = [
     ModelState::Unplaceable,
 ];
 
-impl GaugeFamily {
-    fn desc(&self) -> Desc {
+impl ModelGauge {
+    const fn family(&self) -> GaugeFamily {
         let labels: &[&str] = match self.samples {
             Samples::One(_) => &["model"],
             Samples::Namespaced(_) => &["model", "namespace"],
             Samples::States => &["model", "state"],
             Samples::LastFailure => &["cause", "model"],
         };
-        let labels = labels.iter().map(|label| (*label).to_owned()).collect();
-        expect_valid(Desc::new(self.name.to_owned(), self.help.to_owned(), labels, Default::default()))
+        GaugeFamily { name: self.name, help: self.help, labels }
     }
 
-    /// Adds the model's samples. Labels are ordered by their names, as in the library's own metrics.
+    /// Adds the model's samples.
     fn add_samples(&self, model: &ModelMetrics, gauges: &GaugeValues, metrics: &mut Vec<Metric>) {
-        let (name, namespace) = (("model", model.name()), ("namespace", model.namespace()));
+        let (family, name) = (self.family(), model.name());
         match self.samples {
-            Samples::One(value) => metrics.push(sample(&[name], value(gauges))),
-            Samples::Namespaced(value) => metrics.push(sample(&[name, namespace], value(gauges))),
+            Samples::One(value) => metrics.push(family.sample(&[name], value(gauges))),
+            Samples::Namespaced(value) => {
+                metrics.push(family.sample(&[name, model.namespace()], value(gauges)));
+            }
             Samples::States => {
                 let states = STATES.iter().filter_map(|state| Some((state, gauges.state? == *state)));
-                metrics.extend(
-                    states.map(|(state, is)| sample(&[name, ("state", state.as_str())], f64::from(is))),
-                );
+                metrics
+                    .extend(states.map(|(state, is)| family.sample(&[name, state.as_str()], f64::from(is))));
             }
             Samples::LastFailure => {
                 let last = gauges.last_failure.iter();
-                metrics.extend(last.map(|(cause, at)| sample(&[("cause", cause.as_str()), name], *at)));
+                metrics.extend(last.map(|(cause, at)| family.sample(&[cause.as_str(), name], *at)));
             }
         }
     }
-
-    fn with_metrics(&self, metrics: Vec<Metric>) -> MetricFamily {
-        let mut family = MetricFamily::default();
-        family.set_name(self.name.to_owned());
-        family.set_help(self.help.to_owned());
-        family.set_field_type(MetricType::GAUGE);
-        family.set_metric(metrics);
-        family
-    }
-}
-
-fn sample(labels: &[(&str, &str)], value: f64) -> Metric {
-    let pair = |(name, value): &(&str, &str)| {
-        let mut pair = LabelPair::default();
-        pair.set_name((*name).to_owned());
-        pair.set_value((*value).to_owned());
-        pair
-    };
-    let mut gauge = Gauge::default();
-    gauge.set_value(value);
-    let mut metric = Metric::from_label(labels.iter().map(pair).collect());
-    metric.set_gauge(gauge);
-    metric
 }
 
 /// Collects the families of all models.
@@ -203,7 +180,7 @@ pub(super) struct ModelCollector {
 
 impl ModelCollector {
     pub(super) fn new(configured: Arc<ArcSwap<ModelMap>>, other: Arc<ModelMetrics>) -> Self {
-        Self { configured, other, descs: FAMILIES.iter().map(GaugeFamily::desc).collect() }
+        Self { configured, other, descs: FAMILIES.iter().map(|gauge| gauge.family().desc()).collect() }
     }
 }
 
@@ -226,7 +203,8 @@ impl Collector for ModelCollector {
             }
             families.extend(model.traffic_families().iter().flat_map(|family| family.collect()));
         }
-        families.extend(FAMILIES.iter().zip(samples).map(|(family, metrics)| family.with_metrics(metrics)));
+        let models = FAMILIES.iter().zip(samples);
+        families.extend(models.map(|(gauge, metrics)| gauge.family().with_samples(metrics)));
         families
     }
 }

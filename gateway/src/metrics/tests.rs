@@ -5,16 +5,21 @@ use std::{
 
 use http::Method;
 use rouse::{
-    engine::last_outcome::LastOutcome,
+    engine::{last_outcome::LastOutcome, saturation_limit::SaturationLimit},
     fault,
     fleet::report::{AcceleratorView, EngineView, HostView, ModelState, ModelView},
     model::EngineId,
+    saturation::ScalingDirection,
     units::{Bytes, Generation, Tick},
 };
 use rouse_net::http_client::CallObserver as _;
 
 use rouse::units::Millis;
-use rouse_controllers::metrics::{ActuationPath, EngineBindingLabels, LauncherPhase, MeterSource};
+use rouse_config::LoadSource;
+use rouse_controllers::metrics::{
+    ActuationPath, EngineBindingLabels, LauncherPhase, MeterSource, ModelReplicas, VariantLoad,
+    VariantReplicas,
+};
 
 use super::*;
 use crate::driver::ColdStart;
@@ -107,6 +112,7 @@ fn the_view_becomes_gauges_under_the_names_of_the_seed() {
         "rouse_model_state{model=\"m\",state=\"asleep\"} 1",
         "rouse_model_state{model=\"m\",state=\"awake\"} 0",
         "rouse_engine_state{model=\"m\",replica=\"0\",state=\"asleep\"} 1",
+        "rouse_engine_saturated{engine=\"m#0\",model=\"m\"} 1",
         "rouse_accelerator_memory_bytes{accelerator=\"gpu-0\",kind=\"observed\"} 390",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
@@ -166,6 +172,20 @@ fn used() -> Metrics {
     metrics.set_certificate_expiry(Some(2_000_000_000));
     metrics.controllers().writes.with_label_values(&["Pod", "done"]).inc();
     metrics.controllers().meter_reads.read_succeeded(MeterSource::Stub, Tick(1_000));
+    let saturation = &metrics.controllers().saturation;
+    saturation.count_readings(LoadSource::Engines, 1, 0);
+    saturation.scaled(&name, "chat", "default", ScalingDirection::Up);
+    let variant = VariantReplicas {
+        variant: "default".to_owned(),
+        public_name: "m".to_owned(),
+        accelerator: None,
+        current: 1,
+        desired: 2,
+    };
+    let (namespace, decided) = ("chat".to_owned(), Some(Tick(1_000)));
+    saturation.set_model(&name, ModelReplicas { namespace, variants: vec![variant], decided });
+    let load = VariantLoad { saturated: 1, kv_use: 0.9, waiting: 2.0 };
+    saturation.set_load(&name, BTreeMap::from([("default".into(), load)]), BTreeSet::new());
     let duals = &metrics.controllers().dual_pods;
     duals.observe_actuation("chat", ActuationPath::Hot, Some("m"), Millis(120));
     duals.observe_launcher_creation("chat", "l", true, Millis(20));
@@ -239,6 +259,12 @@ fn view(name: &ModelName) -> FleetView {
             state: "Asleep(1)".to_owned(),
             since: Tick(0),
             leases: 0,
+            saturation: Some(SaturationLimit {
+                leases: Some(1),
+                until: Tick(9),
+                kv_percent: Some(91),
+                waiting: None,
+            }),
             accelerators: vec!["gpu-0".into()],
             reserved: Bytes(400),
             host: Bytes(16),

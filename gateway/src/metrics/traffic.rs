@@ -32,6 +32,7 @@ pub(super) struct TrafficMetrics {
     pub(super) parked: IntGauge,
     pub(super) leases: IntGauge,
     pub(super) engine_state: IntGaugeVec,
+    pub(super) engine_saturated: IntGaugeVec,
     pub(super) ejected_engines: IntGauge,
 }
 
@@ -95,6 +96,11 @@ impl TrafficMetrics {
                 "rouse_engine_state",
                 "1 for the current state of each engine",
                 &["replica", "state"],
+            ),
+            engine_saturated: builder.gauges(
+                "rouse_engine_saturated",
+                "1 for each engine that reports a load from which on it gets requests last",
+                &["engine"],
             ),
             ejected_engines: builder.gauge(
                 "rouse_engines_ejected",

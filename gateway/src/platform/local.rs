@@ -185,7 +185,7 @@ impl Platform for LocalPlatform {
             changes.models.iter().flat_map(|model| fleet.engines_of(model)).collect()
         };
         let failures = engines.into_iter().filter_map(|engine| {
-            let fingerprint = fleet.spec(&engine.id.model)?.fingerprint;
+            let fingerprint = fleet.engine_spec(&engine.id)?.fingerprint;
             Some((engine.id.clone(), StoredFailure::of(engine, fingerprint)?))
         });
         let concerns = |model: &ModelName| all || changes.models.contains(model);

@@ -4,9 +4,10 @@
 //! 1. The engine that made the response which the request continues: no other engine has that response. If the
 //!    engine is full, the request parks for a place there, because all other engines would only report an unknown
 //!    response.
-//! 2. The engine of the request's session, or else of its conversation's prefix (the ring), because that engine has
-//!    the prefix in its cache. The preference is bounded: an engine loaded above [`MAX_LOAD_QUARTERS`] quarters of the
-//!    mean is skipped for the next on the ring, so that one popular prefix cannot fill one engine while others idle.
+//! 2. The engine of the request's session, or else of its conversation's beginning (the ring), because that engine has
+//!    the beginning in its cache. A popular key has several engines ([`KeyPopularity`](super::KeyPopularity)), of which
+//!    it takes the less loaded of two. The preference is bounded ([`LoadBound`]): an engine loaded above its bound is
+//!    skipped for the next on the ring, so that one key cannot fill one engine while others idle.
 //! 3. The less loaded of two random engines. With the least loaded of all, every core would choose the same engine
 //!    at the same instant, on a view that is a moment old; the choice of two avoids that and is nearly as good.
 //! 4. Any engine with room. If there is none, the request parks.
@@ -15,17 +16,22 @@
 //! request when their time is over. They get no requests even when all other engines are full, since parking is better
 //! than failing.
 //!
-//! A model with one engine needs no choice: no random draw, no ring, no clock.
+//! A saturated engine ([`SaturationMonitor`](rouse_platform::SaturationMonitor)) is chosen only if all others are
+//! saturated or full, and then first the one that step 2 prefers. At its limit it counts as full. So a model whose
+//! engines all have queues queues at the gateway, and not in its engines.
+//!
+//! A model with one engine needs no choice: no random draw, no ring, and no clock unless the engine is saturated.
+
+use std::cell::OnceCell;
 
 use rouse::{model::EngineId, units::Tick};
-use rouse_net::lease::Lease;
+use rouse_net::{lease::Lease, openai::routing_fields::ConversationKey};
 
 use super::{Endpoint, EngineGeneration, ModelRoute, Rng};
 
-/// The most load of a preferred engine, in quarters of the mean: 1.25. The mean includes the request to be placed, so
-/// that a mean below one excludes no engine.
-const MAX_LOAD_QUARTERS: u128 = 5;
-const QUARTERS_PER_MEAN: u128 = 4;
+mod load;
+
+use load::{LoadBound, TotalLoad};
 
 /// The facts of a request that its engine is chosen by.
 #[derive(Clone, Copy)]
@@ -34,28 +40,43 @@ pub struct EndpointCriteria<'a> {
     pub owner: Option<&'a EngineGeneration>,
     /// The hash of the session that the client names.
     pub session: Option<u64>,
-    /// The hash of the conversation's prefix.
-    pub prefix: Option<u64>,
+    /// The key of the conversation's beginning.
+    pub prefix: Option<ConversationKey>,
     /// An engine that was just found to be gone.
     pub exclude: Option<&'a EngineId>,
+    /// Whether the request parks if no engine takes it. If not, saturation does not keep it from an engine.
+    pub may_park: bool,
     pub rng: &'a Rng,
-    /// Called only when an engine is ejected.
+    /// Called at most once, and only if an engine is ejected or has reported its load.
     pub now: &'a dyn Fn() -> Tick,
+}
+
+impl EndpointCriteria<'_> {
+    /// The key that prefers an engine, and how much of it.
+    fn key(&self) -> Option<(u64, LoadBound)> {
+        let session = self.session.map(|session| (session, LoadBound::CACHED));
+        session.or_else(|| {
+            let prefix = self.prefix?;
+            Some((prefix.hash, if prefix.is_new { LoadBound::NEW } else { LoadBound::CACHED }))
+        })
+    }
 }
 
 impl ModelRoute {
     /// Takes a lease on the best engine that grants one.
     #[must_use]
     pub fn take_lease(&self, criteria: &EndpointCriteria<'_>) -> Option<(&Endpoint, Lease)> {
+        let choice = EndpointChoice { route: self, criteria, now: OnceCell::new() };
         match self.endpoints.as_slice() {
             [] => None,
             [only] if criteria.exclude == Some(&only.engine) => None,
-            [only] => only.gate.take().map(|lease| (only, lease)),
+            [only] => choice.take_if_room(only),
             _ => match criteria.owner.and_then(|owner| self.endpoint_of(owner)) {
-                Some(owner) if criteria.exclude != Some(&owner.engine) => {
-                    owner.gate.take().map(|lease| (owner, lease))
-                }
-                _ => self.pick_by_ring(criteria).or_else(|| self.pick_of_two(criteria)),
+                Some(owner) if criteria.exclude != Some(&owner.engine) => choice.take_if_room(owner),
+                _ => match choice.by_key() {
+                    KeyPreference::Taken(taken) => Some(taken),
+                    KeyPreference::Saturated(preferred) => choice.of_two(preferred),
+                },
             },
         }
     }
@@ -65,58 +86,142 @@ impl ModelRoute {
     pub fn endpoint_of(&self, (engine, generation): &EngineGeneration) -> Option<&Endpoint> {
         self.endpoints.iter().find(|e| e.engine == *engine && e.generation == *generation)
     }
+}
 
-    fn pick_by_ring(&self, criteria: &EndpointCriteria<'_>) -> Option<(&Endpoint, Lease)> {
-        let key = criteria.session.or(criteria.prefix)?;
-        let mut all = None;
-        for at in self.ring.as_ref()?.walk(key) {
-            let Some(candidate) = self.candidate(at, criteria) else { continue };
-            let endpoint = candidate.endpoint;
-            let load = endpoint.load();
-            // An idle engine is within any bound, so the others need no check.
-            if load > 0
-                && !all.get_or_insert_with(|| self.total_load(criteria)).allows(load, endpoint.gate.limit())
-            {
+/// The outcome of the preference of a request's key.
+enum KeyPreference<'r> {
+    Taken((&'r Endpoint, Lease)),
+    /// No engine that is not saturated took the request. The first saturated one within its bound and its limit.
+    Saturated(Option<EndpointCandidate<'r>>),
+}
+
+/// One choice among the engines of a route.
+struct EndpointChoice<'r, 'c> {
+    route: &'r ModelRoute,
+    criteria: &'c EndpointCriteria<'c>,
+    now: OnceCell<Tick>,
+}
+
+impl<'r> EndpointChoice<'r, '_> {
+    fn now(&self) -> Tick {
+        *self.now.get_or_init(self.criteria.now)
+    }
+
+    /// Takes a lease on this engine, whatever the others do.
+    fn take_if_room(&self, endpoint: &'r Endpoint) -> Option<(&'r Endpoint, Lease)> {
+        if self.is_saturated(endpoint) && !self.has_saturated_room(endpoint) {
+            return None;
+        }
+        endpoint.gate.take().map(|lease| (endpoint, lease))
+    }
+
+    fn by_key(&self) -> KeyPreference<'r> {
+        let ModelRoute { ring, popularity, .. } = self.route;
+        let (Some((key, bound)), Some(ring), Some(popularity)) = (self.criteria.key(), ring, popularity)
+        else {
+            return KeyPreference::Saturated(None);
+        };
+        let drawn = match popularity.spread(key, self.route.endpoints.len()) {
+            1 => None,
+            spread => {
+                let (one, other) = self.criteria.rng.two_distinct_below(spread);
+                if spread == self.route.endpoints.len() {
+                    less_loaded(self.candidate(one), self.candidate(other))
+                } else {
+                    let first = ring.walk(key).take(spread).enumerate();
+                    let mut two = first.filter(|(nth, _)| *nth == one || *nth == other);
+                    let mut next = || two.next().and_then(|(_, at)| self.candidate(at));
+                    less_loaded(next(), next())
+                }
+            }
+        };
+        let mut total = None;
+        let mut allows = |candidate: &EndpointCandidate<'_>| {
+            let (load, limit) = (candidate.load, candidate.endpoint.gate.limit());
+            bound.always_allows(load)
+                || bound.allows(load, limit, *total.get_or_insert_with(|| self.total_load()))
+        };
+        let on_ring = ring.walk(key).filter_map(|at| self.candidate(at));
+        let mut saturated = None;
+        for candidate in drawn.into_iter().chain(on_ring) {
+            let EndpointCandidate { endpoint, is_saturated, .. } = candidate;
+            let is_passed_over = is_saturated && (saturated.is_some() || !self.has_saturated_room(endpoint));
+            if is_passed_over || !allows(&candidate) {
                 continue;
             }
-            if let Some(lease) = candidate.take_lease(criteria.now) {
-                return Some(lease);
+            if is_saturated {
+                saturated = Some(candidate);
+            } else if let Some(taken) = self.take(candidate) {
+                return KeyPreference::Taken(taken);
             }
         }
-        None
+        KeyPreference::Saturated(saturated)
     }
 
-    fn pick_of_two(&self, criteria: &EndpointCriteria<'_>) -> Option<(&Endpoint, Lease)> {
-        let n = self.endpoints.len();
-        let (one, other) = criteria.rng.two_distinct_below(n);
-        let drawn = match (self.candidate(one, criteria), self.candidate(other, criteria)) {
-            (Some(one), Some(other)) if other.endpoint.is_less_loaded(one.endpoint) => {
-                [Some(other), Some(one)]
-            }
-            drawn => drawn.into(),
+    /// `preferred`: the saturated engine to try before the others that are saturated.
+    fn of_two(&self, preferred: Option<EndpointCandidate<'r>>) -> Option<(&'r Endpoint, Lease)> {
+        let n = self.route.endpoints.len();
+        let (one, other) = self.criteria.rng.two_distinct_below(n);
+        let best = less_loaded(self.candidate(one), self.candidate(other));
+        if let Some(lease) = best.filter(|best| !best.is_saturated).and_then(|best| self.take(best)) {
+            return Some(lease);
+        }
+        // Full, closed, ejected or saturated: try all in order, and the saturated ones last.
+        let all = |saturated: bool| {
+            let candidates = (one..n).chain(0..one).filter_map(move |at| self.candidate(at));
+            candidates.filter(move |candidate| candidate.is_saturated == saturated)
         };
-        // Full, closed or ejected: try the others in order.
-        let rest = (one + 1..n).chain(0..one).filter_map(|at| self.candidate(at, criteria));
-        drawn.into_iter().flatten().chain(rest).find_map(|one| one.take_lease(criteria.now))
-    }
-
-    fn candidate(&self, at: usize, criteria: &EndpointCriteria<'_>) -> Option<EndpointCandidate<'_>> {
-        let endpoint = self.endpoints.get(at).filter(|e| criteria.exclude != Some(&e.engine))?;
-        let tries = endpoint.circuit_breaker.is_ejected() && {
-            // At most half of all engines stay ejected: the first ones in order.
-            let before = self.endpoints.iter().take(at).filter(|e| e.circuit_breaker.is_ejected()).count();
-            before < self.endpoints.len() / 2
-        };
-        (!tries || endpoint.circuit_breaker.is_trial_due((criteria.now)()))
-            .then_some(EndpointCandidate { endpoint, is_trial: tries })
-    }
-
-    fn total_load(&self, criteria: &EndpointCriteria<'_>) -> TotalLoad {
-        let usable = (0..self.endpoints.len()).filter_map(|at| self.candidate(at, criteria));
-        usable.fold(TotalLoad { load: 1, limit: 0 }, |sum, EndpointCandidate { endpoint, .. }| TotalLoad {
-            load: sum.load + endpoint.load(),
-            limit: sum.limit + u64::from(endpoint.gate.limit()),
+        let unsaturated = all(false).find_map(|candidate| self.take(candidate));
+        unsaturated.or_else(|| {
+            let first = preferred.into_iter().chain(best);
+            first.chain(all(true)).find_map(|candidate| self.take(candidate))
         })
+    }
+
+    fn candidate(&self, at: usize) -> Option<EndpointCandidate<'r>> {
+        let endpoints = &self.route.endpoints;
+        let endpoint = endpoints.get(at).filter(|e| self.criteria.exclude != Some(&e.engine))?;
+        let is_trial = endpoint.circuit_breaker.is_ejected() && {
+            // At most half of all engines stay ejected: the first ones in order.
+            let before = endpoints.iter().take(at).filter(|e| e.circuit_breaker.is_ejected()).count();
+            before < endpoints.len() / 2
+        };
+        (!is_trial || endpoint.circuit_breaker.is_trial_due(self.now())).then(|| EndpointCandidate {
+            endpoint,
+            is_trial,
+            is_saturated: self.is_saturated(endpoint),
+            load: endpoint.weighted_load(|| self.now()),
+        })
+    }
+
+    /// Takes a lease on a candidate.
+    fn take(&self, candidate: EndpointCandidate<'r>) -> Option<(&'r Endpoint, Lease)> {
+        let EndpointCandidate { endpoint, is_trial, is_saturated, .. } = candidate;
+        if is_saturated && !self.has_saturated_room(endpoint) {
+            return None;
+        }
+        let lease = endpoint.gate.take()?;
+        if is_trial && !endpoint.circuit_breaker.start_trial(self.now()) {
+            // Only one of the requests that find the trial due tries the engine. Another request's lease is returned
+            // and does not count as use.
+            drop(lease.without_marking_use());
+            return None;
+        }
+        Some((endpoint, lease))
+    }
+
+    fn is_saturated(&self, endpoint: &Endpoint) -> bool {
+        self.criteria.may_park && endpoint.activity.saturation().is_saturated(|| self.now())
+    }
+
+    fn has_saturated_room(&self, endpoint: &Endpoint) -> bool {
+        endpoint.activity.saturation().has_room(endpoint.gate.leases())
+    }
+
+    fn total_load(&self) -> TotalLoad {
+        let usable = (0..self.route.endpoints.len()).filter_map(|at| self.candidate(at));
+        let loads = usable.map(|candidate| (candidate.load, candidate.endpoint.gate.limit()));
+        loads.fold(TotalLoad::OF_THE_REQUEST, TotalLoad::plus)
     }
 }
 
@@ -125,47 +230,26 @@ struct EndpointCandidate<'a> {
     endpoint: &'a Endpoint,
     /// Whether the engine is ejected and due for one trial request.
     is_trial: bool,
-}
-
-impl<'a> EndpointCandidate<'a> {
-    fn take_lease(self, now: &dyn Fn() -> Tick) -> Option<(&'a Endpoint, Lease)> {
-        let lease = self.endpoint.gate.take()?;
-        if self.is_trial && !self.endpoint.circuit_breaker.start_trial(now()) {
-            // Only one of the requests that find the trial due tries the engine. Another request's lease is returned
-            // and does not count as use.
-            drop(lease.without_marking_use());
-            return None;
-        }
-        Some((self.endpoint, lease))
-    }
-}
-
-/// The load of all usable engines, including the request to be placed, and their total limit.
-#[derive(Clone, Copy)]
-struct TotalLoad {
+    is_saturated: bool,
+    /// As [`Endpoint::weighted_load`] has it.
     load: u64,
-    limit: u64,
 }
 
-impl TotalLoad {
-    /// Whether an engine's load is within its bound. The mean is weighted by the engines' limits, which usually match
-    /// on one machine but need not.
-    fn allows(self, load: u64, limit: u32) -> bool {
-        let (all, limits) = (u128::from(self.load), u128::from(self.limit));
-        u128::from(load) * QUARTERS_PER_MEAN * limits <= MAX_LOAD_QUARTERS * all * u128::from(limit)
+/// The one that is not saturated, or else the less loaded one.
+fn less_loaded<'a>(
+    one: Option<EndpointCandidate<'a>>,
+    other: Option<EndpointCandidate<'a>>,
+) -> Option<EndpointCandidate<'a>> {
+    match (one, other) {
+        (Some(one), Some(other)) if other.is_better_than(&one) => Some(other),
+        (one, other) => one.or(other),
     }
 }
 
-impl Endpoint {
-    /// The requests that hold the engine, from all cores, and those that the engine reports as waiting.
-    #[must_use]
-    pub fn load(&self) -> u64 {
-        u64::from(self.gate.leases()) + u64::from(self.activity.waiting())
-    }
-
-    fn is_less_loaded(&self, other: &Self) -> bool {
-        let share = |of: &Self, than: &Self| u128::from(of.load()) * u128::from(than.gate.limit());
-        share(self, other) < share(other, self)
+impl EndpointCandidate<'_> {
+    fn is_better_than(&self, other: &Self) -> bool {
+        let share = |of: &Self, than: &Self| u128::from(of.load) * u128::from(than.endpoint.gate.limit());
+        (self.is_saturated, share(self, other)) < (other.is_saturated, share(other, self))
     }
 }
 

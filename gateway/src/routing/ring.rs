@@ -1,12 +1,14 @@
 //! Assigns keys to engines: consistent hashing over the engines of one model.
 //!
-//! The ring is made of the engines' *numbers*, and neither of their addresses nor of their generations. A replaced
+//! The ring is made of the engines' variants and *numbers*, and neither of their addresses nor of their generations. A replaced
 //! engine on another port takes over exactly its old keys, and the keys of other engines stay where their caches are.
 //! Every gateway makes the same ring. The ring is rebuilt when the set of engines changes, never for a request.
 
 use std::net::{Ipv6Addr, SocketAddr};
 
 use pingora_ketama::{Bucket, Continuum};
+
+use rouse::model::EngineId;
 
 use super::{Endpoint, rng::mix64};
 
@@ -17,33 +19,33 @@ pub struct HashRing {
     points: Continuum,
     /// For each point of the ring, the index of its engine among the endpoints.
     owners: Box<[u16]>,
-    /// The engines that the ring was built from.
-    replicas: Box<[u32]>,
+    /// The addresses on the ring of the engines that it was built from.
+    engines: Box<[SocketAddr]>,
 }
 
 impl HashRing {
     #[must_use]
     pub fn new(endpoints: &[Endpoint]) -> Self {
-        let replicas: Box<[u32]> = endpoints.iter().map(|endpoint| endpoint.engine.replica).collect();
-        let names: Vec<SocketAddr> = replicas.iter().map(|replica| ring_address(*replica)).collect();
-        let buckets: Vec<Bucket> = names.iter().map(|name| Bucket::new(*name, 1)).collect();
+        let engines: Box<[SocketAddr]> =
+            endpoints.iter().map(|endpoint| ring_address(&endpoint.engine)).collect();
+        let buckets: Vec<Bucket> = engines.iter().map(|name| Bucket::new(*name, 1)).collect();
         let points = Continuum::new(&buckets);
         let mut owners = Vec::new();
         let mut at = 0;
         while let Some(owner) = points.get_addr(&mut at) {
-            let owner = names.iter().position(|name| name == owner).unwrap_or_default();
+            let owner = engines.iter().position(|name| name == owner).unwrap_or_default();
             owners.push(u16::try_from(owner).unwrap_or_default());
             if at == 0 {
                 break;
             }
         }
-        Self { points, owners: owners.into(), replicas }
+        Self { points, owners: owners.into(), engines }
     }
 
     /// Whether the ring was built from the same engines in the same order.
     #[must_use]
     pub fn is_built_from(&self, endpoints: &[Endpoint]) -> bool {
-        self.replicas.iter().copied().eq(endpoints.iter().map(|endpoint| endpoint.engine.replica))
+        self.engines.iter().copied().eq(endpoints.iter().map(|endpoint| ring_address(&endpoint.engine)))
     }
 
     /// The indexes of the engines in the key's order of preference, each once.
@@ -54,7 +56,7 @@ impl HashRing {
             ring: self,
             at,
             points: self.owners.len(),
-            unseen: self.replicas.len(),
+            unseen: self.engines.len(),
             seen: [0; MAX_TRACKED_ENGINES / 64],
         }
     }
@@ -62,7 +64,7 @@ impl HashRing {
 
 impl std::fmt::Debug for HashRing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("HashRing").field(&self.replicas).finish()
+        f.debug_tuple("HashRing").field(&self.engines).finish()
     }
 }
 
@@ -96,10 +98,20 @@ impl Iterator for HashRingWalk<'_> {
 }
 
 /// A synthetic address for the ring, which prints addresses to place its points: any that differ in many bits will do.
-fn ring_address(replica: u32) -> SocketAddr {
-    let (high, low) = (mix64(u64::from(replica) + 1), mix64(!u64::from(replica)));
+fn ring_address(engine: &EngineId) -> SocketAddr {
+    let replica = u64::from(engine.replica) ^ variant_bits(engine);
+    let (high, low) = (mix64(replica.wrapping_add(1)), mix64(!replica));
     let bits = u128::from(high) << 64 | u128::from(low);
     SocketAddr::from((Ipv6Addr::from_bits(bits), 1))
+}
+
+/// Bits that tell the variants of a model apart: none for `default`, and above the replica numbers for any other.
+fn variant_bits(engine: &EngineId) -> u64 {
+    if engine.variant.is_default() {
+        return 0;
+    }
+    let mixed = engine.variant.as_str().bytes().fold(1, |hash, byte| mix64(hash ^ u64::from(byte)));
+    mixed << 32
 }
 
 #[cfg(test)]
@@ -158,6 +170,20 @@ mod tests {
                 assert!(moved < KEYS * 5 / 4 / u64::from(n), "{moved} of {KEYS} with {n}");
             }
         }
+    }
+
+    #[test]
+    fn engines_of_two_variants_with_the_same_number_share_the_keys() {
+        let mut both: Vec<Endpoint> = endpoints(0..2).into_iter().chain(endpoints(0..2)).collect();
+        for endpoint in both.iter_mut().skip(2) {
+            endpoint.engine.variant = "h100".into();
+        }
+        let ring = HashRing::new(&both);
+        let mut owned = [0u64; 4];
+        for key in 0..KEYS {
+            owned[ring.walk(mix64(key)).next().unwrap()] += 1;
+        }
+        assert!(owned.iter().all(|&o| o > KEYS / 8), "{owned:?}");
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub(super) fn endpoint(replica: u32) -> Endpoint {
 pub(super) fn limited(replica: u32, limit: Option<u32>) -> Endpoint {
     let gate = Gate::new(limit.and_then(NonZeroU32::new), clock(), Arc::default());
     gate.open();
+    let activity = Arc::new(EngineActivity::default());
+    activity.set_gate(&gate);
     Endpoint {
         engine: EngineId::new("m".into(), replica),
         generation: Generation(1),
@@ -32,7 +34,7 @@ pub(super) fn limited(replica: u32, limit: Option<u32>) -> Endpoint {
         address: ([127, 0, 0, 1], u16::try_from(replica).unwrap() + 1).into(),
         gate,
         circuit_breaker: CircuitBreaker::new(u64::from(replica), Arc::default()),
-        activity: Arc::new(EngineActivity::default()),
+        activity,
     }
 }
 

@@ -11,6 +11,7 @@ mod cost;
 mod fleet;
 mod lease;
 mod ledger;
+mod load_readings;
 mod objects;
 mod pods;
 mod rollout;
@@ -23,7 +24,7 @@ mod writes;
 
 use nix::sys::signal::Signal;
 use rouse_net::fd_limit;
-use rouse_testing::sample::size;
+use rouse_testing::sample::{is_soak, size};
 use tokio::time::Duration;
 
 use self::fleet::{FleetInstallation, FleetSize};
@@ -76,6 +77,9 @@ async fn check(size: FleetSize) -> Duration {
     fleet.check_memory("after a takeover").await;
     Box::pin(rollout::check(&mut fleet, 1)).await;
     fleet.check_memory("after a rollout").await;
+    if is_soak() {
+        Box::pin(load_readings::check(&fleet)).await;
+    }
     fleet.lease.check_renewals(fleet.optimised);
     cost
 }

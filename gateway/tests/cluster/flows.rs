@@ -123,7 +123,8 @@ async fn an_engine_that_is_to_sleep_does_so_in_its_pod_and_is_woken_there() {
         world.edit("qwen", json!({"cooldownPeriod": "1s"})).await;
         let asleep = world.until("qwen", "asleep", |model| reason(model, "Ready") == "Asleep").await;
         let variants = asleep.status.unwrap().variants;
-        assert_eq!((variants[0].name.as_str(), variants[0].replicas), ("usual", 1), "{variants:?}");
+        let [usual] = variants.as_slice() else { panic!("{variants:?}") };
+        assert_eq!((usual.name.as_str(), usual.replicas, usual.asleep), ("usual", 0, 1));
         world.until_reserved("what it keeps", |booked| booked == [("qwen".to_owned(), 2)]).await;
         seen.extend(world.running().await.into_iter().map(|pod| pod.uid().unwrap()));
         world.edit("qwen", json!({"cooldownPeriod": "10m"})).await;

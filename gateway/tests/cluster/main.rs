@@ -41,6 +41,7 @@ mod refusals;
 mod replicas;
 mod rights;
 mod runner;
+mod saturation;
 mod scale;
 mod scaledown;
 mod scraped;
@@ -50,5 +51,6 @@ mod streams;
 mod summary;
 mod support;
 mod tokens;
+mod variants;
 
 use rouse_testing::raw_client as client;

@@ -10,7 +10,7 @@ use kube::{
     api::{ApiResource, DynamicObject, PostParams},
 };
 use rouse::{
-    model::AcceleratorId,
+    model::{AcceleratorId, VariantName},
     units::{Bytes, Tick},
 };
 use rouse_controllers::{
@@ -67,18 +67,22 @@ pub(crate) fn full_model() -> (Value, Value) {
             },
             { "name": "h100", "cost": 10 },
         ],
-        "minReplicas": 1, "maxReplicas": 4,
+        "minReplicas": 5, "maxReplicas": 4,
         "cooldownPeriod": "1m30s", "stopAfter": "never", "startTimeout": "20m",
         "eviction": "cooldown", "pinned": true, "priority": -5, "maxConcurrency": 64,
         "queue": { "policy": "reject", "maxWait": "30s", "maxWaiting": 0 },
         "dependencies": ["embedder"],
+        "replicas": 2,
         "saturation": {
+            "enabled": true, "profile": "rouse", "stabilisation": "2m", "mayEvict": "never", "actuation": "external",
             "kvCacheThreshold": 0.8, "queueLengthThreshold": 5, "kvSpareTrigger": 0.1, "queueSpareTrigger": 3,
         },
     });
     let status = json!({
-        "observedGeneration": 1, "ready": true, "replicas": 2,
-        "variants": [{ "name": "h100", "replicas": 2, "desired": 2, "reason": "demand", "decided": MOMENT }],
+        "observedGeneration": 1, "ready": true, "replicas": 2, "asleep": 1, "selector": "rouse.dev/model=a",
+        "variants": [{
+            "name": "h100", "replicas": 2, "asleep": 1, "desired": 2, "reason": "demand", "decided": MOMENT,
+        }],
         "engines": [{
             "pod": "llama-0", "replica": 0, "variant": "h100", "address": "10.1.2.3:8001", "state": "Awake",
             "generation": 3, "since": MOMENT,
@@ -88,6 +92,10 @@ pub(crate) fn full_model() -> (Value, Value) {
         "recommendation": "66Gi", "lastObservation": MOMENT, "lastRequestTime": MOMENT,
         "learned": {
             "peak": "60Gi", "residue": "1Gi", "startMillis": 61_000, "wakeMillis": 900, "sleepMillis": 2500,
+        },
+        "saturation": {
+            "targets": [{ "variant": "h100", "replicas": 2, "reason": "demand", "decided": MOMENT }],
+            "thresholds": "default",
         },
         "conditions": [condition("Accepted", "Accepted", ""), condition("Ready", "Deployed", "It serves.")],
     });
@@ -131,7 +139,7 @@ pub(crate) fn full_node() -> (Value, Value) {
         "count": 1, "healthy": 1, "type": "NVIDIA-H200", "total": "80Gi", "reserved": "40Gi",
         "accelerators": [{ "uuid": uuid, "capacity": "79Gi", "healthy": true, "lastSleep": MOMENT }], "partial": true,
         "reservations": [{
-            "id": 7, "model": "chat/llama", "replica": 0, "bytes": "40Gi", "hostBytes": "0", "uuids": [uuid],
+            "id": 7, "model": "chat/llama", "variant": "h100", "replica": 0, "bytes": "40Gi", "hostBytes": "0", "uuids": [uuid],
             "state": "Placed",
         }],
         "conditions": [condition("Ready", "Ready", "")],
@@ -152,6 +160,7 @@ fn reservation(id: u64) -> Reservation {
     Reservation {
         id,
         model: ObjectName::new("chat", "llama"),
+        variant: "h100".into(),
         replica: 1,
         count: 2,
         bytes: Bytes::gib(40),
@@ -324,6 +333,7 @@ fn a_large_ledger() -> Ledger {
         let (node, layer, model) = (id / 8 % 1000, id / 8000, id * 7919 % 2000);
         Reservation {
             model: ObjectName::new(format!("team-{}", model % 50), format!("model-{model}-instruct")),
+            variant: VariantName::default(),
             replica: (id / 2000) as u32,
             count: 1,
             bytes: if layer == 0 { Bytes::gib(60) } else { Bytes(2_863_311_530) },

@@ -131,6 +131,10 @@ impl DocsReader {
                 let ports = [here, there].map(|port| port.parse::<u16>().expect(at));
                 self.forwarded = Some((self.namespace(namespace, at).to_owned(), service, ports));
             }
+            ["kubectl", "--namespace", namespace, "get", "inferencemodel", name, "-o", "yaml"] => {
+                let models: Api<InferenceModel> = self.api(self.namespace(namespace, at));
+                models.get(name).await.expect(at);
+            }
             ["curl", "-s", url] => drop(self.get(url, at).await),
             _ => panic!("{at}: nobody here knows how to do this: {words:?}"),
         }
@@ -218,8 +222,8 @@ impl DocsReader {
         };
         let mut parameters = PatchParams::apply(FIELD_MANAGER).force();
         parameters.field_validation = Some(ValidationDirective::Strict);
-        // For dual pods the API server only has to accept the objects: other tests cover their effects.
-        parameters.dry_run = at.starts_with("docs/dual-pods.md") && kind != "CustomResourceDefinition";
+        // Of the other pages the API server only has to accept the objects: other tests cover their effects.
+        parameters.dry_run = !at.starts_with("docs/kubernetes.md") && kind != "CustomResourceDefinition";
         let answer = api.patch(name, &parameters, &Patch::Apply(object)).await;
         assert!(answer.is_ok(), "{at}: {kind} {name}: {}", answer.unwrap_err());
     }
@@ -294,6 +298,7 @@ async fn the_pages_lead_to_gateways_that_serve_a_model_and_to_objects_that_an_ap
     };
     tokio::time::timeout(wait::WAIT_TIMEOUT, listed).await.expect("the gateway lists the model");
 
+    reader.does("docs/saturation.md").await;
     reader.does("docs/dual-pods.md").await;
     // The manifest must contain the text that the page replaces.
     assert!(reader.accounts.contains("rouse-fma-controllers"), "{:?}", reader.accounts);

@@ -4,17 +4,21 @@ use std::{
     fs,
     io::Write as _,
     net::SocketAddr,
+    path::Path,
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
 };
 
 use rouse_cluster::wait::WAIT_TIMEOUT;
 use rouse_testing::scripted_engine::scripted;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::{Duration, sleep, timeout};
 
 use crate::{client::TestClient, installation::blocking};
+
+/// Name of the file with discovered addresses.
+const DISCOVERED: &str = "discovered.json";
 
 /// A free port of this machine. Prometheus does not report the port of its listener.
 fn free() -> SocketAddr {
@@ -29,20 +33,45 @@ fn missing(program: &str, error: &std::io::Error) -> ! {
 pub(crate) struct PrometheusServer {
     child: Child,
     pub(crate) address: SocketAddr,
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 impl PrometheusServer {
     /// Starts a Prometheus that scrapes these addresses four times a second, each as a job of its own.
     pub(crate) async fn start(jobs: &[(&str, SocketAddr)]) -> Self {
-        let dir = tempfile::tempdir().unwrap();
         let job = |(name, address): &(&str, SocketAddr)| {
             format!("  - job_name: {name}\n    static_configs: [{{targets: ['{address}']}}]\n")
         };
-        let text = format!(
-            "global: {{scrape_interval: 250ms, scrape_timeout: 250ms}}\nscrape_configs:\n{}",
-            jobs.iter().map(job).collect::<String>()
-        );
+        let mut started =
+            Self::with_scrapes(tempfile::tempdir().unwrap(), &jobs.iter().map(job).collect::<String>());
+        started.is_up(jobs.len()).await;
+        started
+    }
+
+    /// Starts a Prometheus that scrapes the addresses of [`Self::discover`] four times a second.
+    pub(crate) async fn start_discovering() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(DISCOVERED), "[]").unwrap();
+        let files = dir.path().join(DISCOVERED);
+        let files = format!("file_sd_configs: [{{files: ['{}'], refresh_interval: 1s}}]", files.display());
+        let mut started = Self::with_scrapes(dir, &format!("  - job_name: discovered\n    {files}\n"));
+        started.is_up(0).await;
+        started
+    }
+
+    /// Sets the addresses to scrape, with the labels of their series.
+    pub(crate) fn discover(&self, targets: &[(SocketAddr, Value)]) {
+        let target =
+            |(address, labels): &(SocketAddr, Value)| json!({"targets": [address], "labels": labels});
+        let all: Vec<Value> = targets.iter().map(target).collect();
+        let new = self.dir.path().join("discovered.new");
+        fs::write(&new, Value::from(all).to_string()).unwrap();
+        fs::rename(new, self.dir.path().join(DISCOVERED)).unwrap();
+    }
+
+    fn with_scrapes(dir: TempDir, scrapes: &str) -> Self {
+        let text =
+            format!("global: {{scrape_interval: 250ms, scrape_timeout: 250ms}}\nscrape_configs:\n{scrapes}");
         let file = dir.path().join("prometheus.yml");
         fs::write(&file, text).unwrap();
         let address = free();
@@ -55,9 +84,7 @@ impl PrometheusServer {
             .stdout(Stdio::null())
             .spawn()
             .unwrap_or_else(|error| missing("prometheus", &error));
-        let mut started = Self { child, address, _dir: dir };
-        started.is_up(jobs.len()).await;
-        started
+        Self { child, address, dir }
     }
 
     /// Returns once Prometheus has scraped every job.
@@ -146,6 +173,14 @@ pub(crate) fn lint(metrics: &str) -> String {
     let all = text(&said.stdout) + &text(&said.stderr);
     assert_eq!(said.status.success(), all.is_empty(), "{all}");
     all
+}
+
+/// Runs this command of promtool on a file, and asserts that it finds nothing wrong.
+pub(crate) fn check_file(command: &[&str], file: &Path) {
+    let output = Command::new("promtool").args(command).arg(file).output();
+    let output = output.unwrap_or_else(|error| missing("promtool", &error));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{command:?}: {}{}", text(&output.stdout), text(&output.stderr));
 }
 
 /// Serves DCGM's exporter's format. An accelerator has its UUID, labels as in `a="b",c="d"`, and the MiB in use.

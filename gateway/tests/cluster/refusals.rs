@@ -172,7 +172,7 @@ async fn a_model_with_junk_is_refused_with_words_for_people() {
             json!({ "variants": [{ "name": "a", "minReplicas": 3, "maxReplicas": 2 }] }),
             &["minReplicas must be at most maxReplicas"],
         ),
-        (json!({ "minReplicas": 5 }), &["minReplicas must be at most maxReplicas"]),
+        (json!({ "minReplicas": 5, "variants": null }), &["minReplicas must be at most maxReplicas"]),
         (json!({ "maxReplicas": 0 }), &["spec.maxReplicas", "greater than or equal to 1"]),
         (json!({ "cooldownPeriod": "soon" }), &["spec.cooldownPeriod", "\"soon\"", "ms|s|m|h"]),
         (json!({ "cooldownPeriod": 10 }), &["spec.cooldownPeriod", "must be of type string: \"integer\""]),
@@ -193,6 +193,28 @@ async fn a_model_with_junk_is_refused_with_words_for_people() {
         (json!({ "queue": { "maxWaiting": -1 } }), &["spec.queue.maxWaiting", "greater than or equal to 0"]),
         (json!({ "dependencies": ["spoiled"] }), &["the model depends on itself"]),
         (json!({ "dependencies": ["Not A Name"] }), &["spec.dependencies[0]", "Not A Name"]),
+        (json!({ "replicas": -1 }), &["spec.replicas", "greater than or equal to 0"]),
+        (json!({ "replicas": null }), &["replicas is for saturation.actuation external, which needs it"]),
+        (
+            json!({ "saturation": { "actuation": "own" } }),
+            &["replicas is for saturation.actuation external, which needs it"],
+        ),
+        (
+            json!({ "saturation": { "actuation": "hpa" } }),
+            &["spec.saturation.actuation: Unsupported value", "\"own\", \"external\""],
+        ),
+        (
+            json!({ "saturation": { "profile": "v2" } }),
+            &["spec.saturation.profile: Unsupported value", "\"doc\", \"latest\", \"rouse\""],
+        ),
+        (
+            json!({ "saturation": { "mayEvict": "busy" } }),
+            &["spec.saturation.mayEvict: Unsupported value", "\"idle\", \"never\""],
+        ),
+        (
+            json!({ "saturation": { "stabilisation": "never" } }),
+            &["spec.saturation.stabilisation", "\"never\""],
+        ),
         (
             json!({ "saturation": { "kvCacheThreshold": 80 } }),
             &["spec.saturation.kvCacheThreshold", "less than or equal to 1"],

@@ -39,6 +39,9 @@ const MODELS: [Rights; 5] = [
     ("events.k8s.io", "events", &["create", "patch"]),
 ];
 
+/// The ConfigMap with the thresholds of saturation.
+const SATURATION_CONFIG: &str = "rouse-saturation-config";
+
 const VERBS: [&str; 8] = ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"];
 
 /// Resources that the gateway must have no right to.
@@ -105,16 +108,19 @@ async fn a_gateway_of_one_namespace_may_do_what_it_needs_and_nothing_else() {
     exactly(&site, site.namespace.name(), &[&CLUSTER, &OWN, &MODELS]).await;
     exactly(&site, &elsewhere, &[&CLUSTER]).await;
 
-    // The one Lease and the one Secret have their names in the rights; others are denied.
+    // The one Lease, Secret and ConfigMap have their names in the rights; others are denied.
     let client = site.client().await;
     for (group, resource, own, other) in [
         ("coordination.k8s.io", "leases", LEASE_NAME, "kube-scheduler"),
         ("", "secrets", SECRET, "somebodys"),
+        ("", "configmaps", SATURATION_CONFIG, "somebodys"),
     ] {
         for (name, verb) in [own, other].iter().flat_map(|name| VERBS.map(|verb| (*name, verb))) {
             // A right to create leases covers leases of any name.
             let given = match verb {
-                "get" | "update" => name == own,
+                "get" => name == own,
+                "update" => name == own && resource != "configmaps",
+                "list" | "watch" => name == own && resource == "configmaps",
                 "create" => resource == "leases",
                 _ => false,
             };

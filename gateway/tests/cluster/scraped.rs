@@ -14,6 +14,7 @@ use rouse::{
 use rouse_controllers::{
     crd::Quantity,
     platform::dcgm::{DcgmClient, Error, UntrustedSample, UsageUnknown, trusted_usage},
+    prometheus_api::PrometheusError,
 };
 use rouse_gateway::metrics::Metrics;
 use rouse_net::lease::TickClock;
@@ -30,7 +31,7 @@ use crate::{
 };
 
 /// The page's families that have a series only after their first event, or only when configured.
-const RARE: [&str; 13] = [
+const RARE: [&str; 26] = [
     "fma_actuation_seconds",
     "fma_duality",
     "fma_http_latency_seconds",
@@ -39,11 +40,24 @@ const RARE: [&str; 13] = [
     "fma_launcher_pod_count",
     "fma_requester_count",
     "rouse_config_reloads_total",
+    "rouse_current_replicas",
+    "rouse_desired_ratio",
+    "rouse_desired_replicas",
     "rouse_evictions_total",
     "rouse_key_requests_total",
     "rouse_key_tokens_total",
     "rouse_model_last_failure_timestamp_seconds",
+    "rouse_replica_kv_use_ratio",
+    "rouse_replica_scalings_total",
+    "rouse_replica_waiting_requests",
+    "rouse_replicas_refused_by_memory",
+    "rouse_saturated_replicas",
+    "rouse_saturation_decision_timestamp_seconds",
+    "rouse_saturation_readings_total",
     "rouse_tls_certificate_expiry_seconds",
+    "wva_current_replicas",
+    "wva_desired_ratio",
+    "wva_desired_replicas",
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -227,7 +241,7 @@ async fn what_is_wrong_with_a_prometheus_is_said() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
     let error = reader(&url, ", timeout: 200ms").samples().await.unwrap_err();
-    assert_eq!(error, Error::Timeout { url, within: Millis(200) });
+    assert_eq!(error, PrometheusError::Timeout { url, within: Millis(200) }.into());
 
     let exporter = DcgmExporterStub::start();
     exporter.set(&[("GPU-a", "Hostname=\"n1\"", 1)]);

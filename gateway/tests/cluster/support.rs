@@ -15,10 +15,13 @@ use kube::{
     core,
     runtime::wait::{await_condition, conditions},
 };
-use rouse::units::Bytes;
+use rouse::{model::VariantName, units::Bytes};
 use rouse_cluster::{TestCluster, wait::WAIT_TIMEOUT};
 use rouse_controllers::{
-    crd::{self, AcceleratorPool, AcceleratorPoolStatus, Quantity, ledger::ObjectName},
+    crd::{
+        self, AcceleratorPool, AcceleratorPoolStatus, Quantity,
+        ledger::{ObjectName, ReservationOwner},
+    },
     ledger::ReservationRequest,
 };
 use serde_json::{Value, json};
@@ -99,8 +102,9 @@ pub(crate) fn names(all: &[&str]) -> BTreeSet<String> {
 
 /// The request of this model's first engine, on one accelerator.
 pub(crate) fn reservation_request(model: &str, bytes: Bytes) -> ReservationRequest {
-    let model = ObjectName::new("default", model);
-    ReservationRequest { model, replica: 0, count: 1, bytes, host_bytes: Bytes::ZERO, quota: None }
+    let (model, variant) = (ObjectName::new("default", model), VariantName::default());
+    let engine = ReservationOwner { model, variant, replica: 0 };
+    ReservationRequest { engine, count: 1, bytes, host_bytes: Bytes::ZERO, quota: None }
 }
 
 /// Every revision of one pool since a given one, in order.

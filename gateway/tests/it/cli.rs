@@ -275,3 +275,17 @@ async fn the_demonstrations_engine_is_in_the_binary() {
     assert!(!output.status.success(), "its port is taken");
     assert!(text(&output.stderr).contains("in use"), "{}", text(&output.stderr));
 }
+
+#[tokio::test]
+async fn simulate_compares_autoscalers_and_refuses_a_bad_trace_with_its_line() {
+    let good = file("0,500,20\n60,500,20\n");
+    let output = rouse(&["simulate", good.path().to_str().unwrap()]).await;
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
+    assert!(text(&output.stdout).contains("\nAUTOSCALER  SATURATED "), "{}", text(&output.stdout));
+    let bad = file("0,500,20\n60,500\n");
+    let path = bad.path().to_str().unwrap();
+    let output = rouse(&["simulate", path]).await;
+    assert_eq!(output.status.code(), Some(64));
+    let expected = format!("rouse-gateway: {path}: line 2: the column output_tokens is missing\n");
+    assert_eq!((text(&output.stdout), text(&output.stderr)), (String::new(), expected));
+}

@@ -295,13 +295,13 @@ fn kind(schema: &JSONSchemaProps) -> String {
 
 #[test]
 fn objects_that_the_page_shows_are_good_ones() {
-    let page = read(&root().join("docs/kubernetes.md"));
+    let pages = ["docs/kubernetes.md", "docs/saturation.md"].map(|page| read(&root().join(page)));
     let mut seen = BTreeSet::new();
-    for block in page.split("```yaml object\n").skip(1) {
-        let text = block.split("```").next().unwrap();
-        for text in text.split("---\n") {
-            seen.insert(good(text));
-        }
+    for page in pages {
+        let blocks: Vec<&str> = page.split("```yaml object\n").skip(1).collect();
+        assert!(!blocks.is_empty(), "a page without objects");
+        let texts = blocks.iter().flat_map(|block| block.split("```").next().unwrap().split("---\n"));
+        seen.extend(texts.map(good));
     }
     assert!(seen.contains("InferenceModel") && seen.contains("AcceleratorPool"), "{seen:?}");
 }

@@ -43,6 +43,9 @@ pub enum SimFault {
     Status,
     FailNext,
     LongPrefill,
+    KvUse,
+    QueueLength,
+    NoMetrics,
     #[value(name = "429")]
     TooManyRequests,
     CloseDelimited,
@@ -88,11 +91,11 @@ impl SimFault {
     fn value_kind(self) -> Option<&'static str> {
         match self {
             Self::DieMidStream | Self::CutMidStream | Self::FinMidStream => Some("number of events"),
-            Self::FailNext => Some("number of requests"),
+            Self::FailNext | Self::QueueLength => Some("number of requests"),
             Self::ExitAtStart => Some("exit code"),
             Self::Status => Some("status code"),
             Self::LateMemory | Self::SlowStart | Self::LongPrefill | Self::StaleKeepalive => Some("duration"),
-            Self::ErrorRate => Some("share from 0 to 1"),
+            Self::ErrorRate | Self::KvUse => Some("share from 0 to 1"),
             _ => None,
         }
     }

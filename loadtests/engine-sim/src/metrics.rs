@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::engine::SimEngine;
+use crate::{engine::SimEngine, faults::SimFault};
 
 /// KV cache bytes per token, so that the usage gauge moves in proportion.
 const TOKEN_BYTES: u64 = 128 << 10;
@@ -19,9 +19,12 @@ pub(crate) fn text(engine: &SimEngine) -> String {
     let counters = &engine.counters;
     let room = (engine.view().cache_bytes / TOKEN_BYTES).max(1);
     let full = (read(&counters.cached_tokens) / room as f64).min(1.0);
+    let full = engine.faults.share(SimFault::KvUse).unwrap_or(full);
+    let waiting =
+        engine.faults.count(SimFault::QueueLength).map_or_else(|| read(&counters.waiting), |n| n as f64);
     let mut page = MetricsPage::new(&engine.names());
     page.value("gauge", "num_requests_running", read(&counters.running));
-    page.value("gauge", "num_requests_waiting", read(&counters.waiting));
+    page.value("gauge", "num_requests_waiting", waiting);
     page.value("gauge", "kv_cache_usage_perc", full);
     // The name before vLLM 0.11; both are exported for either kind of reader.
     page.value("gauge", "gpu_cache_usage_perc", full);

@@ -114,6 +114,7 @@ async fn answer(
     }
     let reply = match (method, path) {
         ("GET", "/health") if engine.faults.is_on(SimFault::NoHealth) => SimReply::detail(404, "Not Found"),
+        ("GET", "/metrics") if engine.faults.is_on(SimFault::NoMetrics) => SimReply::detail(404, "Not Found"),
         ("GET", "/health") => {
             engine.counters.record_first_ready();
             SimReply::empty(200)

@@ -135,7 +135,7 @@ impl Adapter {
         let mut gap = Duration::from_millis(5);
         while let Some(counters) = self.counters(QUERY_TIMEOUT).await {
             let waited = Instant::now() - began;
-            if counters.running == 0 && counters.waiting == 0 {
+            if counters.load.is_idle() {
                 break;
             }
             if waited >= IDLE_TIMEOUT {

@@ -117,6 +117,7 @@ async fn the_idle_clock_starts_when_a_lease_ends() {
     assert_eq!(f.gate.leases(), 1);
     drop(looks);
     assert_eq!((f.gate.leases(), f.gate.last_end()), (0, end), "one that only looks does not restart it");
+    assert_eq!(f.gate.ended(), 1);
 }
 
 #[tokio::test]

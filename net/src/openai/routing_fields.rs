@@ -140,14 +140,23 @@ impl ConversationPrefix {
     /// No conversation.
     pub const NONE: Self = Self([const { None }; 3]);
 
-    /// Returns the conversation's hash, which stays the same on every turn. It covers the system prompts and the first
-    /// other message, the first 4 KiB of each as they stand in the body.
+    /// Returns the conversation's key, which stays the same from turn to turn. It covers the system prompts and the
+    /// first other message, the first 4 KiB of each as they stand in the body; while the system prompts are at least
+    /// half of the conversation and not short, it covers them alone.
     #[must_use]
-    pub fn hash(&self, body: &[u8]) -> Option<u64> {
+    pub fn key(&self, body: &[u8]) -> Option<ConversationKey> {
         let [system, instructions, messages] =
             self.0.each_ref().map(|range| range.clone().and_then(|range| body.get(range)));
-        prefix::hash([system, instructions], messages)
+        prefix::key([system, instructions], messages)
     }
+}
+
+/// Requests with the same key have a beginning in common, which the engine of one has in its cache for the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConversationKey {
+    pub hash: u64,
+    /// The request is the first of its conversation, so that probably no cache has its beginning.
+    pub is_new: bool,
 }
 
 impl RoutingFields<'_> {

@@ -30,6 +30,7 @@ pub fn write_head(
         request_id: None,
         length: Some(length as u64),
         identity_encoding: true,
+        load_report: false,
     };
     headers::to_engine(out, headers, overrides);
 }

@@ -7,7 +7,10 @@ use super::{
     decode::BodyDecoder,
     headers::{ConnectionTokens, is_for_client},
 };
-use crate::stub_api::{GATED_HEADER, NOT_READY_HEADER};
+use crate::{
+    engine_load::{EngineLoad, orca},
+    stub_api::{GATED_HEADER, NOT_READY_HEADER},
+};
 
 /// No engine has a larger response head.
 const MAX_HEAD_BYTES: usize = 64 << 10;
@@ -26,6 +29,8 @@ pub(super) struct UpstreamResponseHead {
     pub(super) keep_alive: bool,
     /// A 503 with a stub's mark: its gate is closed, or it does not know its engine yet.
     pub(super) gated: bool,
+    /// The load report of the engine or its stub. Boxed, because few heads have one.
+    pub(super) load: Option<Box<EngineLoad>>,
 }
 
 /// The bytes received are not a response to the request.
@@ -108,7 +113,7 @@ fn read(
     if status == StatusCode::SWITCHING_PROTOCOLS {
         return Err(MalformedResponse);
     }
-    let mut framing = ResponseFraming::default();
+    let (mut framing, mut load) = (ResponseFraming::default(), None);
     let mut headers = HeaderMap::with_capacity(answer.headers.len() + EXTRA_HEADER_CAPACITY);
     for field in &*answer.headers {
         let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| MalformedResponse)?;
@@ -116,6 +121,8 @@ fn read(
         if is_for_client(name.as_str()) {
             let value = buffered.slice_ref(field.value);
             headers.append(name, HeaderValue::from_maybe_shared(value).map_err(|_| MalformedResponse)?);
+        } else if name == orca::REPORT_HEADER {
+            load = orca::from_header(field.value).map(Box::new);
         }
     }
     if !framing.connection_tokens.is_empty() {
@@ -128,7 +135,7 @@ fn read(
         && !framing.close
         && (by_version || framing.keep_alive)
         && !framing.may_send_stray_body(&decoder, method);
-    Ok(UpstreamResponseHead { status, headers, decoder, keep_alive: keep, gated })
+    Ok(UpstreamResponseHead { status, headers, decoder, keep_alive: keep, gated, load })
 }
 
 /// Checks for a stub's mark, only on the few responses that may have one: the mark itself is never forwarded.
@@ -205,10 +212,27 @@ mod tests {
             request_id: None,
             length: Some(0),
             identity_encoding: false,
+            load_report: false,
         };
         to_engine(&mut head, &headers, overrides);
         let expected = "POST /v1/x?y=z HTTP/1.1\r\nx-a: 1\r\nx-a: 2\r\nhost: a:1\r\ncontent-length: 0\r\n";
         assert_eq!(str::from_utf8(&head), Ok(expected));
+    }
+
+    #[test]
+    fn a_load_report_is_taken_off_the_head_and_read() {
+        let read = |headers: &str| {
+            let wire = format!("HTTP/1.1 200 OK\r\n{headers}content-length: 0\r\n\r\n");
+            let head = parse(&mut wire.into(), &Method::POST).unwrap().unwrap();
+            assert_eq!(head.headers.len(), 1, "{headers}: {:?}", head.headers);
+            head.load.map(|load| (load.kv_use, load.waiting))
+        };
+        let report = "Endpoint-Load-Metrics: TEXT named_metrics.kv_cache_usage_perc=0.5\r\n";
+        assert_eq!(read(report), Some((Some(0.5), None)));
+        assert_eq!(read("endpoint-load-metrics: JSON {}\r\n"), None);
+        assert_eq!(read("endpoint-load-metrics-bin: CZqZmZmZmbk/\r\n"), None);
+        assert_eq!(read("endpoint-load-metrics-json: {}\r\n"), None);
+        assert_eq!(read(""), None);
     }
 
     #[test]

@@ -2,11 +2,14 @@
 //!
 //! The two sides are two connections, so headers that belong to a connection are not forwarded. Nor are a client's
 //! credentials, its cookies, and its claims about its origin, which must not reach the engine. Names that begin with
-//! `x-rouse-` are reserved: from outside they are forged.
+//! `x-rouse-` are reserved: from outside they are forged. Load reports (`endpoint-load-metrics`) and the wish for them
+//! end at each hop: a gateway asks stubs for itself.
 
 use std::{cell::Cell, collections::hash_map::RandomState, hash::BuildHasher};
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
+
+use crate::engine_load::orca;
 
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -37,12 +40,15 @@ pub(super) struct HeaderOverrides<'a> {
     pub(super) length: Option<u64>,
     /// The response is inspected on the way, so it must not be compressed.
     pub(super) identity_encoding: bool,
+    /// The stub in front of the engine is asked for a load report.
+    pub(super) load_report: bool,
 }
 
 /// Writes a client's headers for an engine. Drops headers that must not be forwarded, and sets `Host`, the body's
 /// framing and the engine's own key. This is one pass, and it copies only the bytes that are sent.
 pub(super) fn to_engine(out: &mut Vec<u8>, headers: &HeaderMap, overrides: HeaderOverrides<'_>) {
-    let HeaderOverrides { host, authorization, request_id, length, identity_encoding: identity } = overrides;
+    let HeaderOverrides { host, authorization, request_id, length, identity_encoding: identity, load_report } =
+        overrides;
     let named =
         ConnectionTokens::from_values(headers.get_all(header::CONNECTION).iter().map(HeaderValue::as_bytes));
     let replaced = |name: &HeaderName| {
@@ -62,6 +68,9 @@ pub(super) fn to_engine(out: &mut Vec<u8>, headers: &HeaderMap, overrides: Heade
     }
     if let Some(id) = request_id {
         write_header(out, "x-request-id", id.as_bytes());
+    }
+    if load_report {
+        write_header(out, orca::FORMAT_HEADER.as_str(), orca::TEXT_FORMAT.as_bytes());
     }
     match length {
         Some(length) => write_header(out, "content-length", decimal(length, &mut [0; 20])),
@@ -107,6 +116,8 @@ fn is_for_engine(name: &str) -> bool {
         13 => name == "authorization",
         14 => name == "content-length",
         17 => name == "transfer-encoding",
+        // Each hop asks the next one for its own reason, and only a stub is asked.
+        28 => name == "endpoint-load-metrics-format",
         _ => false,
     };
     !(stays
@@ -122,6 +133,8 @@ pub(super) fn is_for_client(name: &str) -> bool {
         7 => matches!(name, "trailer" | "upgrade"),
         10 => matches!(name, "connection" | "keep-alive" | "set-cookie"),
         17 => name == "transfer-encoding",
+        // A load report in any of its forms: how loaded one engine is does not concern a client.
+        21 | 25 | 26 => name.starts_with("endpoint-load-metrics"),
         _ => false,
     };
     // The gateway, not the engine, decides which pages may use the API and what browsers cache for that: many engines

@@ -138,6 +138,12 @@ async fn run<O: RelayObserver>(
         let silence = match answer {
             Ok(head) => {
                 open.observer.head(head.status);
+                // A report that was not asked for may come from an engine that no stub stands for.
+                if outgoing.wants_load_report
+                    && let Some(load) = &head.load
+                {
+                    open.observer.load_report(load);
+                }
                 let home = head.keep_alive.then_some(key);
                 flow.as_mut().attach_connection(connection, unsent, home);
                 return Ok((head, flow));
@@ -176,7 +182,17 @@ fn start_request(
     target: &RelayTarget,
     cx: &mut Context<'_>,
 ) -> UnsentRequest {
-    let UpstreamRequest { method, path, headers, request_id, body, stream, inspection: look, .. } = outgoing;
+    let UpstreamRequest {
+        method,
+        path,
+        headers,
+        request_id,
+        body,
+        stream,
+        inspection: look,
+        wants_load_report,
+        ..
+    } = outgoing;
     // The part of a body that has already arrived is its first chunk when the length is unknown.
     let chunk = upload.is_some_and(|upload| upload.remaining.is_none()).then(|| body.as_chunk());
     let length =
@@ -195,6 +211,7 @@ fn start_request(
             request_id: *request_id,
             length,
             identity_encoding: *stream || *look == ResponseInspection::EventsAndJson,
+            load_report: *wants_load_report,
         };
         headers::to_engine(buffer, headers, overrides);
         buffer.extend_from_slice(b"\r\n");

@@ -50,6 +50,7 @@ struct Core {
     path: PathAndQuery,
     headers: HeaderMap,
     inspection: ResponseInspection,
+    wants_load_report: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -59,6 +60,7 @@ struct RecordingObserver(Rc<RefCell<ObserverRecord>>);
 struct ObserverRecord {
     replays: u32,
     head: Option<StatusCode>,
+    load: Option<EngineLoad>,
     first_bytes: u32,
     bytes: usize,
     facts: Option<ResponseFacts>,
@@ -72,6 +74,10 @@ impl RelayObserver for RecordingObserver {
 
     fn head(&mut self, status: StatusCode) {
         self.0.borrow_mut().head = Some(status);
+    }
+
+    fn load_report(&mut self, load: &EngineLoad) {
+        self.0.borrow_mut().load = Some(*load);
     }
 
     fn first_byte(&mut self) {
@@ -162,6 +168,7 @@ impl Core {
             path: PathAndQuery::from_static("/v1/chat/completions?x=1"),
             headers: HeaderMap::new(),
             inspection: ResponseInspection::Events,
+            wants_load_report: false,
         }
     }
 
@@ -178,6 +185,7 @@ impl Core {
                 stream,
                 schema: ApiSchema::OpenAi,
                 inspection: self.inspection,
+                wants_load_report: self.wants_load_report,
             },
             upload: None,
             lease: self.gate.take().unwrap(),

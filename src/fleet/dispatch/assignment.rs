@@ -1,7 +1,7 @@
 //! Assigns waiters to the engines of a model.
 //!
 //! Waiters are taken in turn, and each goes to the engine with the fewest leases, so that engines fill evenly. There
-//! are two exceptions. Both come from the data path as data, so a journal contains them:
+//! are three exceptions. All come from the data path as data, so a journal contains them:
 //!
 //! * An *ejected* engine, whose requests fail. An engine that fails at once always has the fewest leases, so it would
 //!   get nearly all waiters while the working engines are full. It gets no waiter until its pause is over, and then
@@ -9,6 +9,9 @@
 //! * A waiter that only *one* generation of an engine can answer, because that generation holds the response that the
 //!   request continues. It waits for a place there while that generation serves. Afterwards no engine knows the
 //!   response, and any engine may report that.
+//! * A *saturated* engine, which gets waiters only after all others, and only up to its limit
+//!   ([`SaturationLimit`](crate::engine::saturation_limit::SaturationLimit)): one when a lease ends, and more once it
+//!   reports a lower load. The limit is at least one lease and ends by itself, so no waiter starves.
 
 use crate::{
     fleet::{event::Waiter, plan::PlanBuilder},
@@ -27,6 +30,7 @@ struct AssignableEngine<'w> {
     engine: EngineId,
     generation: Generation,
     leases: u32,
+    is_saturated: bool,
     /// Maximum number of leases; `unpinned_limit`: the maximum for waiters that may go to any engine.
     limit: u32,
     unpinned_limit: u32,
@@ -47,12 +51,13 @@ impl<'w> WaiterAssigner<'w> {
         if builder.planner.shutdown.is_some() {
             return Self { serving: Vec::new(), awaiting_canary: Vec::new() };
         }
-        let limit = builder.planner.spec(model).and_then(|s| s.max_concurrency).unwrap_or(u32::MAX);
+        let configured = builder.planner.spec(model).and_then(|s| s.max_concurrency).unwrap_or(u32::MAX);
         let engines = || builder.planner.engines_of(model);
         let mut may_be_out = engines().filter(|e| e.serves()).count() / 2;
         let assignable = |e: &crate::engine::Engine| {
             let out = e.ejected_until.filter(|_| may_be_out > 0);
             may_be_out -= usize::from(out.is_some());
+            let limit = e.max_leases(configured, builder.now);
             let open = match out {
                 None => limit,
                 Some(until) if until <= builder.now => limit.min(e.leases.saturating_add(1)),
@@ -64,6 +69,7 @@ impl<'w> WaiterAssigner<'w> {
                 engine,
                 generation,
                 leases,
+                is_saturated: e.saturation_at(builder.now).is_some(),
                 limit,
                 unpinned_limit: open,
                 pinned_waiters,
@@ -96,7 +102,7 @@ impl<'w> WaiterAssigner<'w> {
                 continue;
             }
             let free = self.serving.iter_mut().filter(|engine| engine.leases < engine.unpinned_limit);
-            if let Some(engine) = free.min_by_key(|engine| engine.leases) {
+            if let Some(engine) = free.min_by_key(|engine| (engine.is_saturated, engine.leases)) {
                 engine.leases += 1;
                 engine.unpinned_count += 1;
                 unpinned.push(waiter);

@@ -5,7 +5,7 @@
 use std::fmt;
 
 use super::{CanaryVerdict, Event, GatewayDemand, OperatorAction};
-use crate::model::AcceleratorId;
+use crate::{model::AcceleratorId, units::pluralize};
 
 /// Text for golden scenarios and for people who read a journal. The generation is left out: an engine has one at a
 /// time.
@@ -17,7 +17,12 @@ impl fmt::Display for Event {
                 let (models, gpus) = (configuration.models.len(), configuration.accelerators.len());
                 write!(f, "configured: {models} model{}, {gpus} accelerator{}", plural(models), plural(gpus))
             }
-            Self::MeasurementsRestored { model, .. } => write!(f, "measurements of {model} restored"),
+            Self::MeasurementsRestored { model, variant, .. } if variant.is_default() => {
+                write!(f, "measurements of {model} restored")
+            }
+            Self::MeasurementsRestored { model, variant, .. } => {
+                write!(f, "measurements of variant {variant} of {model} restored")
+            }
             Self::FailureRestored { engine, at, failure, .. } => {
                 write!(f, "failure of {engine} restored: {}", failure.describe(*at))
             }
@@ -34,6 +39,13 @@ impl fmt::Display for Event {
                 write!(f, "{engine} is ejected: its requests fail")
             }
             Self::EjectionChanged { engine, .. } => write!(f, "{engine} is no longer ejected"),
+            Self::SaturationChanged { engine, limit: Some(limit), .. } => {
+                write!(f, "{engine} is saturated: {limit}")?;
+                limit.leases.map_or(Ok(()), |leases| {
+                    write!(f, "; it gets at most {} of this gateway", pluralize(leases, "request"))
+                })
+            }
+            Self::SaturationChanged { engine, .. } => write!(f, "{engine} is no longer saturated"),
             Self::StubGateClosed { engine, .. } => {
                 write!(f, "the stub of {engine} reports a closed gate")
             }
@@ -100,6 +112,12 @@ impl fmt::Display for Event {
             }
             Self::OperatorRequest { operation, model, action: order } => {
                 write!(f, "order {}: {order} {model}", operation.0)
+            }
+            Self::Desired { model, variant, replicas, reason } if variant.is_default() => {
+                write!(f, "{model} should have {}: {reason}", pluralize(replicas, "engine"))
+            }
+            Self::Desired { model, variant, replicas, reason } => {
+                write!(f, "{model} should have {} of {variant}: {reason}", pluralize(replicas, "engine"))
             }
             Self::Shutdown { stop_engines: true } => f.write_str("shutdown: the engines stop"),
             Self::Shutdown { .. } => f.write_str("shutdown: the engines keep running"),

@@ -62,6 +62,7 @@ impl PlanBuilder<'_> {
             admin_details: String::new(),
             retry_after,
             refuses_waiters: false,
+            is_reservation_refused: false,
             class: ReasonClass::Memory { need: candidate.need.bytes, available },
         }
     }
@@ -112,7 +113,7 @@ impl PlanBuilder<'_> {
         match self.planner.eviction_of(&e.id.model) {
             EvictionPolicy::Never => None,
             EvictionPolicy::Cooldown if e.state == LifecycleState::Awake => {
-                let after = self.planner.spec(&e.id.model)?.idle.sleep_after?;
+                let after = self.planner.engine_spec(&e.id)?.idle.sleep_after?;
                 if self.planner.in_use_count(e) > 0 {
                     Some(self.now + after)
                 } else {
@@ -128,8 +129,7 @@ impl PlanBuilder<'_> {
     fn idle_evictable_at(&self, e: &Engine) -> Tick {
         let planner = &self.planner;
         let sleeps = self.sleep_level(&e.id, None).is_some();
-        let back =
-            if sleeps { planner.wake_time_of(&e.id.model) } else { planner.start_time_of(&e.id.model) };
+        let back = if sleeps { planner.wake_time_of(&e.id) } else { planner.start_time_of(&e.id) };
         self.protected_until(e, back).min(e.turn_start + planner.settings.turns.max_turn)
     }
 
@@ -208,7 +208,9 @@ impl Planner {
     /// Text on why this engine is kept awake.
     pub(super) fn kept_text(&self, id: &EngineId) -> String {
         match self.models.get(&id.model) {
-            Some(model) if !model.pinned() => format!("kept by minReplicas {}", model.min_running()),
+            Some(model) if !model.pinned() => {
+                format!("kept by minReplicas {}", model.min_running_of(&id.variant))
+            }
             _ => "pinned".to_owned(),
         }
     }

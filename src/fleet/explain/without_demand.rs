@@ -15,6 +15,9 @@ use crate::{
     model::{ModelName, ModelSpec},
 };
 
+/// Saturated engines that a reason names.
+const MAX_LISTED_ENGINES: usize = 3;
+
 impl Planner {
     /// Reason of a model without waiters: its state, and what happens next.
     pub(in crate::fleet) fn explain_without_demand(&self, model: &ModelName) -> ModelReason {
@@ -31,14 +34,14 @@ impl Planner {
         let Some(e) = self.engines_of(model).min_by_key(significance) else {
             return ModelReason::starting("removed");
         };
-        let spec = self.spec(model);
+        let spec = self.engine_spec(&e.id);
         let idle = spec.map(|s| s.idle);
         let serving = || self.engines_of(model).filter(|e| e.serves());
-        let awake = match spec.map_or(1, |s| s.replicas) {
+        let awake = match self.expected_replicas(model) {
             1 => "awake".to_owned(),
             replicas => format!("{} of {replicas} engines awake", serving().count()),
         };
-        let limit = spec.and_then(|s| s.max_concurrency);
+        let limit = spec.and_then(|s| s.max_concurrency).unwrap_or(u32::MAX);
         let text = match &e.state {
             LifecycleState::Awake if e.stub_gate_closed => format!("{awake}; its stub has closed the gate"),
             LifecycleState::Awake if self.is_kept_awake(&e.id) => {
@@ -47,8 +50,8 @@ impl Planner {
             LifecycleState::Awake if self.keeping_dependent(e).is_some() => {
                 format!("{awake}; {}", self.needed_by_text(e))
             }
-            LifecycleState::Awake if limit.is_some_and(|n| serving().all(|e| e.leases >= n)) => {
-                format!("{awake}; at maxConcurrency")
+            LifecycleState::Awake if self.is_full(e, limit) && serving().all(|e| self.is_full(e, limit)) => {
+                format!("{awake}; {}", self.full_text(model))
             }
             LifecycleState::Awake if serving().any(|e| self.in_use_count(e) > 0) => {
                 format!("{awake}; in use")
@@ -89,6 +92,36 @@ impl Planner {
             state => format!("{state} since {}", e.since),
         };
         ModelReason { admin_details: e.diagnostics.describe(), ..ModelReason::starting(&text) }
+    }
+
+    /// Why no serving engine of this model takes a request: `at maxConcurrency`, or the load of saturated engines.
+    pub(in crate::fleet) fn full_text(&self, model: &ModelName) -> String {
+        self.saturation_text(model).unwrap_or_else(|| "at maxConcurrency".to_owned())
+    }
+
+    /// The load of saturated engines, if they are why no engine of this model takes a request.
+    pub(in crate::fleet) fn saturation_text(&self, model: &ModelName) -> Option<String> {
+        let limit = self.spec(model).and_then(|s| s.max_concurrency).unwrap_or(u32::MAX);
+        let mut loads = Vec::new();
+        let mut more = 0;
+        for e in self.engines_of(model).filter(|e| e.serves()) {
+            if !self.is_full(e, limit) {
+                return None;
+            }
+            // Without a limit of its own, the engine is at `maxConcurrency`.
+            match e.saturation_at(self.last_planned).filter(|load| load.leases.is_some()) {
+                Some(load) if loads.len() < MAX_LISTED_ENGINES => loads.push(format!("{} ({load})", e.id)),
+                Some(_) => more += 1,
+                None => {}
+            }
+        }
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        (!loads.is_empty()).then(|| format!("saturated: {}{more}", loads.join(", ")))
+    }
+
+    /// Whether the engine has as many leases as it may have. `max_concurrency`: the configured number.
+    fn is_full(&self, e: &Engine, max_concurrency: u32) -> bool {
+        e.leases >= e.max_leases(max_concurrency, self.last_planned)
     }
 
     /// Reason of a model without a process: its last outcome, and what a request would do.

@@ -12,7 +12,7 @@ use crate::{
     fleet::{
         event::{AdoptedEngine, OperatorAction},
         plan::{
-            Planner,
+            ModelRecord, Planner,
             leadership::{LeadershipRole, NOT_LEADER_MESSAGE},
         },
         report::{AcceleratorView, EngineView, FleetView, HostView, ModelState, ModelView, Report},
@@ -42,7 +42,7 @@ impl Planner {
         if followed && self.adopt_in_place(id, generation, found, now) {
             return;
         }
-        let spec = self.spec(&id.model);
+        let spec = self.engine_spec(id);
         let awake = spec.map_or(Bytes::ZERO, |s| s.accelerators.bytes_per_account(s.memory.awake));
         let units = spec.and_then(|s| s.accelerators.units());
         let residue = self.residue_of(id);
@@ -54,7 +54,7 @@ impl Planner {
         engine.last_lease_end = found.last_lease_end;
         engine.last_progress = now;
         // An engine found during its start may be measuring memory right now.
-        let measures = self.spec(&id.model).is_none_or(ModelSpec::profiles_memory);
+        let measures = self.engine_spec(id).is_none_or(ModelSpec::profiles_memory);
         engine.profiled = found.ready || found.asleep.is_some() || !measures;
         let (state, bytes) = match (found.asleep, found.ready) {
             (Some(level), true) => (LifecycleState::Asleep { level }, residue),
@@ -92,7 +92,7 @@ impl Planner {
         at: Tick,
         failure: &FailureRecord,
     ) {
-        let same_command = self.spec(&id.model).is_some_and(|spec| spec.fingerprint == fingerprint);
+        let same_command = self.engine_spec(id).is_some_and(|spec| spec.fingerprint == fingerprint);
         let applies = |e: &Engine| {
             e.last_outcome.is_none() && matches!(e.state, LifecycleState::Cold | LifecycleState::Loading)
         };
@@ -108,15 +108,7 @@ impl Planner {
         if self.models.contains_key(model) {
             return;
         }
-        Arc::make_mut(&mut self.models).entry(model.clone()).or_insert_with(|| {
-            crate::fleet::plan::ModelRecord {
-                spec: None,
-                pin_override: None,
-                learned: crate::fleet::event::LearnedMeasurements::default(),
-                usual_gap: None,
-                wanted_since: now,
-            }
-        });
+        Arc::make_mut(&mut self.models).entry(model.clone()).or_insert_with(|| ModelRecord::new(now));
     }
 
     /// Counts of models, accelerators and running engines, for texts.
@@ -130,15 +122,15 @@ impl Planner {
 
     /// Memory that an engine of this model keeps on each accelerator, or in its pool, while it sleeps.
     pub(in crate::fleet) fn residue_of(&self, id: &EngineId) -> Bytes {
-        let model = self.models.get(&id.model);
-        let residue =
-            model.and_then(|m| m.spec.as_deref().map(|s| s.accelerators.bytes_per_account(m.residue(s))));
-        residue.unwrap_or_default()
+        let (Some(model), Some(spec)) = (self.models.get(&id.model), self.engine_spec(id)) else {
+            return Bytes::ZERO;
+        };
+        spec.accelerators.bytes_per_account(model.residue(&id.variant, spec))
     }
 
     /// Host RAM that a level-1 sleeper uses, over all its accelerators.
     pub(in crate::fleet) fn host_need(&self, id: &EngineId) -> Bytes {
-        let Some(spec) = self.spec(&id.model) else { return Bytes::ZERO };
+        let Some(spec) = self.engine_spec(id) else { return Bytes::ZERO };
         let places = self.engines.get(id).map_or(1, |e| e.accelerators.len().max(1)) as u64;
         Bytes(spec.accelerators.bytes_per_account(spec.memory.host).0.saturating_mul(places))
     }
@@ -249,6 +241,7 @@ impl Planner {
             state: e.state.to_string(),
             since: e.since,
             leases: e.leases,
+            saturation: e.saturation_at(self.last_planned),
             accelerators: e.accelerators.clone(),
             reserved: self.ledger.booked_bytes(&e.id),
             host: self.ledger.host.booked.of(&e.id).unwrap_or_default(),

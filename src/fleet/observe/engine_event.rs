@@ -40,7 +40,7 @@ impl Planner {
         if *verdict == CanaryVerdict::Passed {
             self.clear_yields_to(id);
             self.ledger.host.booked.remove(id);
-            self.update_learned(&id.model, |learned| {
+            self.update_learned(id, |learned| {
                 let learned = if cold { &mut learned.start } else { &mut learned.wake };
                 *learned = Some(learned.map_or(took, |old| Millis((old.0 * 3 + took.0) / 4)));
             });
@@ -88,7 +88,7 @@ impl Planner {
                 account.reset_readings();
             });
         }
-        self.update_learned(&id.model, |learned| {
+        self.update_learned(id, |learned| {
             learned.sleep = Some(learned.sleep.map_or(duration, |old| Millis((old.0 * 3 + duration.0) / 4)));
         });
     }
@@ -133,6 +133,7 @@ impl Engine {
                 self.last_progress = self.last_progress.max(*last_byte);
             }
             Event::EjectionChanged { until, .. } => self.ejected_until = *until,
+            Event::SaturationChanged { limit, .. } => self.saturation = *limit,
             Event::StubGateClosed { .. } => self.record_stub_gate_closed(),
             // The platform stops watching once the gate opens. If it has closed again, the next plan orders a new
             // watch.

@@ -38,7 +38,7 @@ impl Planner {
             self.engines.insert(Engine { generation, ..Engine::new(id.clone(), now) });
             self.ensure_model(&id.model, now);
         }
-        let explicit = self.spec(&id.model).is_some_and(|spec| !spec.profiles_memory());
+        let explicit = self.engine_spec(id).is_some_and(|spec| !spec.profiles_memory());
         self.engines.change(id, |e| e.apply_published(generation, published, explicit, now));
         self.book_as_observed(id, now);
     }
@@ -55,7 +55,7 @@ impl Planner {
     /// Sets the engine's reservation to what its state needs, whether or not there is room.
     pub(in crate::fleet) fn book_as_observed(&mut self, id: &EngineId, now: Tick) {
         let Some(e) = self.engines.get(id) else { return };
-        let spec = self.spec(&id.model);
+        let spec = self.engine_spec(id);
         let awake = spec.map_or(Bytes::ZERO, |spec| spec.accelerators.bytes_per_account(spec.memory.awake));
         let units = spec.and_then(|spec| spec.accelerators.units());
         let bytes = match &e.state {

@@ -17,9 +17,9 @@ impl Planner {
         for (id, bytes) in reading.by_engine.iter().flatten() {
             let is_awake = self.engines.get(id).is_some_and(|e| e.state == LifecycleState::Awake);
             let each =
-                self.spec(&id.model).map_or(*bytes, |spec| spec.accelerators.bytes_per_accelerator(*bytes));
+                self.engine_spec(id).map_or(*bytes, |spec| spec.accelerators.bytes_per_accelerator(*bytes));
             if is_awake {
-                self.update_learned(&id.model, |learned| {
+                self.update_learned(id, |learned| {
                     learned.peak = Some(learned.peak.unwrap_or_default().max(each));
                 });
             }
@@ -44,9 +44,9 @@ impl Planner {
         self.engines.change(&id, |e| e.memory_baseline.retain(|(on, _)| on != accelerator));
         let Some(used_by_engine) = used.map(|used| used.saturating_sub(before)) else { return };
         let each = self
-            .spec(&id.model)
+            .engine_spec(&id)
             .map_or(used_by_engine, |spec| spec.accelerators.bytes_per_accelerator(used_by_engine));
-        self.update_learned(&id.model, |learned| {
+        self.update_learned(&id, |learned| {
             learned.peak = Some(learned.peak.unwrap_or_default().max(each));
         });
     }
@@ -56,7 +56,7 @@ impl Planner {
             matches!(e.state, LifecycleState::FallingAsleep { .. } | LifecycleState::Asleep { .. })
         };
         if self.engines.get(id).is_some_and(|e| e.state.has_process() && !asleep(e)) {
-            self.update_learned(&id.model, |measurements| {
+            self.update_learned(id, |measurements| {
                 measurements.observed = measurements.observed.max(Some(used))
             });
         }

@@ -18,6 +18,7 @@ use crate::{
         explain::ModelReason,
         plan::{
             PlanBuilder,
+            admit::turn_order::AdmissionClass,
             evict::Victim,
             place::{PlacementCandidate, PlacementStatus},
         },
@@ -36,25 +37,60 @@ pub(in crate::fleet) enum AdmitOutcome {
     Blocked,
 }
 
-/// Failed starts in a row since the engine last served, after which waiters are refused.
+/// Failed starts in a row since the engine last served, after which waiters are refused and other variants go first.
 ///
 /// An engine that served and then died, or did not wake, gets a start of its own, however often that happened.
-const MAX_FAILED_STARTS: u32 = 2;
+pub(in crate::fleet) const MAX_FAILED_STARTS: u32 = 2;
 
 impl PlanBuilder<'_> {
     pub(in crate::fleet) fn admit(&mut self) {
         self.turn_order = self.ordered_wanted_engines();
         self.turn_positions = self.turn_positions_in(&self.turn_order);
-        let (first, spare): (Vec<_>, Vec<_>) =
-            self.turn_order.clone().into_iter().partition(|id| self.planner.may_evict_others(id));
-        for id in &first {
-            self.bring_up(id, true);
+        let classes: Vec<(EngineId, AdmissionClass)> =
+            self.turn_order.iter().map(|id| (id.clone(), self.planner.admission_class(id))).collect();
+        let of_class =
+            |class: AdmissionClass| classes.iter().filter(move |(_, of)| *of == class).map(|(id, _)| id);
+        for id in of_class(AdmissionClass::First) {
+            self.bring_up_any_variant(id);
         }
-        for id in &first {
+        for id in of_class(AdmissionClass::First) {
             self.claim_during_backoff(id);
         }
-        for id in &spare {
-            self.bring_up(id, false);
+        for class in [AdmissionClass::Desired, AdmissionClass::Spare] {
+            for id in of_class(class) {
+                self.bring_up(id, class);
+            }
+        }
+    }
+
+    /// Brings up a model's first engine. If it is blocked, the other variants are tried, the cheapest first.
+    fn bring_up_any_variant(&mut self, id: &EngineId) {
+        let outcome = self.bring_up(id, AdmissionClass::First);
+        let others =
+            if outcome == AdmitOutcome::Blocked { self.planner.other_variants(id) } else { Vec::new() };
+        if others.is_empty() {
+            return;
+        }
+        let (claims, mut reason) = (self.claims.clone(), self.reasons.get(&id.model).cloned());
+        for other in others {
+            Arc::make_mut(&mut self.reasons).remove(&id.model);
+            if let Some(position) = self.turn_positions.get(id).copied() {
+                self.turn_positions.insert(other.clone(), position);
+            }
+            if self.bring_up(&other, AdmissionClass::First) != AdmitOutcome::Blocked {
+                return;
+            }
+            // A variant that can never start must not refuse requests that another one may serve.
+            let of_other = self.reasons.get(&id.model).cloned();
+            if reason.as_ref().is_none_or(ModelReason::is_final)
+                && of_other.as_ref().is_some_and(|reason| !reason.is_final())
+            {
+                reason = of_other;
+            }
+            self.claims.clone_from(&claims);
+        }
+        if let Some(reason) = reason {
+            Arc::make_mut(&mut self.reasons).insert(id.model.clone(), reason);
         }
     }
 
@@ -62,7 +98,7 @@ impl PlanBuilder<'_> {
     ///
     /// Other models in line may use that place meanwhile, but no spare engine, whose start would outlast the back-off.
     fn claim_during_backoff(&mut self, id: &EngineId) {
-        let Some(spec) = self.planner.shared_spec(&id.model) else { return };
+        let Some(spec) = self.planner.shared_engine_spec(id) else { return };
         let in_backoff = self.engine(id).is_some_and(|e| matches!(e.state, LifecycleState::Backoff { .. }));
         if !in_backoff || self.waiting(&id.model) == 0 {
             return;
@@ -76,8 +112,8 @@ impl PlanBuilder<'_> {
         }
     }
 
-    pub(in crate::fleet) fn bring_up(&mut self, id: &EngineId, may_evict: bool) -> AdmitOutcome {
-        let Some(spec) = self.planner.shared_spec(&id.model) else {
+    pub(in crate::fleet) fn bring_up(&mut self, id: &EngineId, class: AdmissionClass) -> AdmitOutcome {
+        let Some(spec) = self.planner.shared_engine_spec(id) else {
             return AdmitOutcome::Blocked;
         };
         self.release_own_claim(id);
@@ -88,7 +124,7 @@ impl PlanBuilder<'_> {
         }
         match e.state.clone() {
             LifecycleState::Cold | LifecycleState::Asleep { .. } if e.releasing_since.is_none() => {
-                self.start(id, &spec, may_evict)
+                self.start(id, &spec, class)
             }
             LifecycleState::Backoff { until, cause } => {
                 self.set_reason(id, self.backoff_reason(id, &spec, until, cause));
@@ -108,7 +144,9 @@ impl PlanBuilder<'_> {
                 let candidate = self.candidates(id, &spec, true).into_iter().next();
                 self.set_reason(id, ModelReason::starting(&text));
                 let keeps = |c: &PlacementCandidate| {
-                    may_evict && state != LifecycleState::Awake && self.is_reachable(id, c)
+                    class != AdmissionClass::Spare
+                        && state != LifecycleState::Awake
+                        && self.is_reachable(id, c)
                 };
                 if let Some(candidate) = candidate.filter(keeps) {
                     self.claim(id, &candidate);
@@ -118,8 +156,8 @@ impl PlanBuilder<'_> {
         }
     }
 
-    fn start(&mut self, id: &EngineId, spec: &ModelSpec, may_evict: bool) -> AdmitOutcome {
-        if let Some(outcome) = self.start_closure(id, may_evict) {
+    fn start(&mut self, id: &EngineId, spec: &ModelSpec, class: AdmissionClass) -> AdmitOutcome {
+        if let Some(outcome) = self.start_closure(id, class) {
             return outcome;
         }
         let candidates = self.candidates(id, spec, true);
@@ -146,20 +184,23 @@ impl PlanBuilder<'_> {
             |r| *r == PlacementStatus::Freeing,
         ];
         // Memory that other engines release is not for a spare.
-        let awaited = awaited.into_iter().take(if may_evict { 4 } else { 3 });
+        let awaited = awaited.into_iter().take(if class == AdmissionClass::Spare { 3 } else { 4 });
         if let Some(candidate) = awaited.into_iter().find_map(find_by_status) {
             let room = self.placement_status(id, spec, candidate);
             return self.await_room(id, candidate, &room);
         }
         self.reread_meters(&candidates);
-        if !may_evict {
+        if class == AdmissionClass::Spare {
             self.set_reason(
                 id,
                 ModelReason::starting("waiting for memory that no other model holds or wants"),
             );
             return AdmitOutcome::Blocked;
         }
-        let victims = self.victims(id, &candidates);
+        // If this plan closed its model's last engine, it gets the model's place in line with the next plan.
+        let may_evict = class == AdmissionClass::First
+            || self.planner.is_further_replica(id) && self.may_put_away_idle(&id.model);
+        let victims = if may_evict { self.victims(id, &candidates) } else { None };
         let all_idle = victims.as_ref().is_some_and(|(_, set)| !set.iter().any(Victim::is_busy));
         if !all_idle && self.relocate(id, spec, &candidates) {
             return AdmitOutcome::RoomPending;
@@ -229,10 +270,16 @@ impl PlanBuilder<'_> {
     }
 
     pub(in crate::fleet) fn set_reason(&mut self, id: &EngineId, reason: ModelReason) {
+        if self.closure_attempt.is_none() && self.planner.is_scaled(&id.model) {
+            let of_variant = (id.model.clone(), id.variant.clone());
+            self.replica_reasons.entry(of_variant).or_insert_with(|| reason.clone());
+        }
         let awake = self.planner.engines_of(&id.model).filter(|e| e.serves()).count();
         let reason = match self.planner.spec(&id.model) {
-            Some(spec) if awake > 0 => {
-                reason.for_additional_replica(awake, spec.replicas, self.waiting(&id.model) > 0)
+            Some(_) if awake > 0 => {
+                let replicas = self.planner.expected_replicas(&id.model);
+                let full = (self.waiting(&id.model) > 0).then(|| self.planner.full_text(&id.model));
+                reason.for_additional_replica(awake, replicas, full.as_deref())
             }
             _ => reason,
         };

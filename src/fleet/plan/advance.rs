@@ -180,7 +180,7 @@ impl PlanBuilder<'_> {
             }
             return self.emit(Command::Wake { engine, generation, level });
         }
-        let stop_after = self.planner.spec(&id.model).and_then(|s| s.idle.stop_after);
+        let stop_after = self.planner.engine_spec(id).and_then(|s| s.idle.stop_after);
         let wanted =
             self.waiting(&id.model) > 0 || e.pending_reservation.is_some() || self.planner.is_kept_awake(id);
         let due = stop_after.is_some_and(|after| unused + after <= self.now);
@@ -274,7 +274,9 @@ impl PlanBuilder<'_> {
         let wanted = must_stay_awake || self.waiting(&id.model) > 0 || self.is_wanted_by_dependents(id);
         let may_reopen =
             reason == CloseReason::Idle || reason == CloseReason::SleepDenied && self.may_keep_serving(id);
-        if may_reopen && wanted && !hung {
+        let scaled_up =
+            reason == CloseReason::ScaledDown && self.may_keep_serving(id) && self.is_wanted_again(id);
+        if (may_reopen && wanted || scaled_up) && !hung {
             return self.emit(Command::OpenGate { engine: id.clone(), generation, public: true });
         }
         if drained {
@@ -315,8 +317,8 @@ impl PlanBuilder<'_> {
         requested: Option<SleepLevel>,
     ) -> Option<SleepLevel> {
         let model = self.planner.models.get(&id.model)?;
-        let spec = model.spec.as_deref().filter(|s| s.can_sleep)?;
-        if model.residue(spec) >= spec.memory.awake {
+        let spec = self.planner.engine_spec(id).filter(|s| s.can_sleep)?;
+        if model.residue(&id.variant, spec) >= spec.memory.awake {
             return None;
         }
         let room = self.planner.ledger.host.free() >= self.planner.host_need(id);
@@ -340,13 +342,13 @@ impl PlanBuilder<'_> {
     /// Returns how to deactivate an engine that has been unused for long enough.
     fn idle_action(&self, id: &EngineId) -> Option<AfterDrain> {
         let e = self.engine(id)?;
-        let spec = self.planner.spec(&id.model)?;
+        let spec = self.planner.engine_spec(id)?;
         let used = self.planner.in_use_count(e) > 0 || self.waiting(&id.model) > 0;
         if used || self.planner.is_kept_awake(id) || self.ordered_awake(&id.model) {
             return None;
         }
         let past = |after: Option<Millis>| {
-            after.and_then(|after| self.planner.idle_at(e, after)).is_some_and(|at| at <= self.now)
+            after.and_then(|after| self.planner.idle_replica_at(e, after)).is_some_and(|at| at <= self.now)
         };
         let after_drain = if past(spec.idle.stop_after) {
             AfterDrain::Stop

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::{
     engine::{Engine, TRIAL_IN_FLIGHT, state::LifecycleState},
-    fleet::plan::Planner,
+    fleet::{command::CloseReason, plan::Planner},
     model::{EngineId, ModelName, ModelSpec},
     units::{Bytes, Millis, Tick},
 };
@@ -27,7 +27,8 @@ impl Planner {
         let models = &self.models;
         let removed = self.engines.retain(|engine| {
             let spec = models.get(&engine.id.model).and_then(|m| m.spec.as_ref());
-            let configured = spec.is_some_and(|s| engine.id.replica < s.replicas);
+            let configured =
+                spec.is_some_and(|spec| engine.id.replica < spec.replicas_of(&engine.id.variant));
             configured
                 || engine.state.has_process()
                 || engine.unclosed_gate.is_some()
@@ -61,36 +62,43 @@ impl Planner {
 
     /// The engine's first deadline after the last planned moment.
     pub(in crate::fleet) fn first_deadline_of(&self, e: &Engine) -> Option<Tick> {
-        self.deadlines_of(e, self.spec(&e.id.model)).filter(|at| *at > self.last_planned).min()
+        self.deadlines_of(e, self.engine_spec(&e.id)).filter(|at| *at > self.last_planned).min()
     }
 
     fn deadlines_of(&self, e: &Engine, spec: Option<&ModelSpec>) -> impl Iterator<Item = Tick> + use<> {
         let idle = spec.map(|s| s.idle);
         let turns = &self.settings.turns;
         let timeouts = &self.settings.timeouts;
-        let state_deadlines: [Option<Tick>; 5] = match &e.state {
+        let state_deadlines: [Option<Tick>; 6] = match &e.state {
             LifecycleState::Awake => [
-                self.protection_end(e, self.wake_time_of(&e.id.model)),
-                self.protection_end(e, self.start_time_of(&e.id.model)),
+                self.protection_end(e, self.wake_time_of(&e.id)),
+                self.protection_end(e, self.start_time_of(&e.id)),
                 Some(e.turn_start + turns.max_turn),
                 idle.and_then(|i| self.idle_at(e, i.sleep_after?)),
                 idle.and_then(|i| self.idle_at(e, i.stop_after?)),
+                self.replica_rest_end(e),
             ],
-            LifecycleState::Draining { .. } => [Some(e.since + turns.drain_deadline), None, None, None, None],
+            LifecycleState::Draining { reason, .. } => {
+                // Other models may then take the place of an engine that a lower target drains.
+                let turn_end = (*reason == CloseReason::ScaledDown).then_some(e.turn_start + turns.max_turn);
+                [Some(e.since + turns.drain_deadline), turn_end, None, None, None, None]
+            }
             LifecycleState::Asleep { .. } => {
                 let stops = idle.and_then(|i| i.stop_after).map(|after| e.idle_since().max(e.since) + after);
-                [stops, None, None, None, None]
+                [stops, None, None, None, None, None]
             }
-            LifecycleState::Backoff { until, .. } => [Some(*until), None, None, None, None],
-            LifecycleState::Cold => [Some(e.spare_start_at()), None, None, None, None],
-            LifecycleState::Stopping { .. } => [Some(e.stop_retry_at), None, None, None, None],
-            _ => [None; 5],
+            LifecycleState::Backoff { until, .. } => [Some(*until), None, None, None, None, None],
+            LifecycleState::Cold => [Some(e.spare_start_at()), None, None, None, None, None],
+            LifecycleState::Stopping { .. } => [Some(e.stop_retry_at), None, None, None, None, None],
+            _ => [None; 6],
         };
-        let common_deadlines: [Option<Tick>; 5] = [
+        let common_deadlines: [Option<Tick>; 6] = [
             self.overdue_at(e, spec),
             e.hung_at(timeouts),
             // Only a serving engine gets a trial request; any other is checked again when it serves.
             e.ejected_until.filter(|at| *at != TRIAL_IN_FLIGHT && e.serves()),
+            // Waiters then get the engine again.
+            e.saturation.filter(|_| e.serves()).map(|limit| limit.until),
             e.releasing_since.map(|at| at + timeouts.meter_lag),
             e.releasing_since.map(|at| at + Millis(timeouts.meter_lag.0 * 5)),
         ];
@@ -107,6 +115,6 @@ impl Planner {
     /// Whether the engine has missed the deadline of its state.
     pub(in crate::fleet) fn is_overdue(&self, id: &EngineId, now: Tick) -> bool {
         let Some(e) = self.engines.get(id) else { return false };
-        self.overdue_at(e, self.spec(&id.model)).is_some_and(|at| at <= now)
+        self.overdue_at(e, self.engine_spec(id)).is_some_and(|at| at <= now)
     }
 }

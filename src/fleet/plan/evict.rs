@@ -11,6 +11,9 @@
 //! return or not. A client that alone used the engine in this turn, and now waits for another model, will not return
 //! before that model has served.
 //!
+//! A further replica that a target asks for ([`super::desired`]) takes only the place of engines that are idle and no
+//! longer protected.
+//!
 //! An engine with dependents is evicted only along with them, once they are asleep or gone.
 
 use crate::{
@@ -21,7 +24,7 @@ use crate::{
         plan::{PlanBuilder, Planner, place::PlacementCandidate},
         state::ledger::amount::ResourceAmount,
     },
-    model::{AcceleratorId, EngineId, EvictionPolicy, ModelName, ProtectionPolicy, SleepLevel},
+    model::{AcceleratorId, EngineId, EvictionPolicy, ProtectionPolicy, SleepLevel},
     units::{Bytes, Millis, Tick},
 };
 
@@ -136,9 +139,10 @@ impl PlanBuilder<'_> {
         if e.id.model == requester.model || planner.is_kept_awake(&e.id) || self.must_stay_for(claimant, e) {
             return Vec::new();
         }
-        let Some(spec) = planner.spec(&e.id.model) else {
+        let Some(spec) = planner.engine_spec(&e.id) else {
             return Vec::new();
         };
+        let for_replica = planner.is_further_replica(requester);
         if planner.settings.eviction_of(spec) == EvictionPolicy::Never {
             return Vec::new();
         }
@@ -151,11 +155,11 @@ impl PlanBuilder<'_> {
             last_used: e.idle_since(),
             restore_time,
             tier,
-            spare: planner.is_spare(e) || e.state.is_starting(),
+            spare: planner.is_spare(e) || e.state.is_starting() || planner.is_further_replica(&e.id),
             needs_no_drain: e.state != LifecycleState::Awake,
             dependents: Vec::new(),
         };
-        let (start, wake) = (planner.start_time_of(&e.id.model), planner.wake_time_of(&e.id.model));
+        let (start, wake) = (planner.start_time_of(&e.id), planner.wake_time_of(&e.id));
         match &e.state {
             LifecycleState::Asleep { .. }
                 if e.pending_reservation.is_none() && e.releasing_since.is_none() =>
@@ -174,6 +178,9 @@ impl PlanBuilder<'_> {
                 let make_option = |after_drain, frees, tier, restore_time| {
                     let busy =
                         self.evictable_now(e, restore_time).filter(|busy| !(*busy && of_higher_band))?;
+                    if for_replica && (busy || self.is_protected_from_replicas(e, restore_time)) {
+                        return None;
+                    }
                     Some(make_victim(after_drain, frees, if busy { in_use } else { tier }, restore_time))
                 };
                 let sleeps = self.sleep_level(&e.id, None).is_some();
@@ -194,7 +201,7 @@ impl PlanBuilder<'_> {
                 options.iter_mut().for_each(|option| option.dependents.clone_from(&dependents));
                 options
             }
-            state if state.is_starting() && self.is_superfluous_start(e) => {
+            state if state.is_starting() && !for_replica && self.is_superfluous_start(e) => {
                 let tier = if e.cold_start { 0 } else { 2 };
                 vec![make_victim(AfterDrain::Stop, all, tier, start)]
             }
@@ -220,7 +227,7 @@ impl PlanBuilder<'_> {
     fn evictable_now(&self, e: &Engine, restore_time: Millis) -> Option<bool> {
         let settings = &self.planner.settings;
         let turns = &settings.turns;
-        let spec = self.planner.spec(&e.id.model)?;
+        let spec = self.planner.engine_spec(&e.id)?;
         match settings.eviction_of(spec) {
             EvictionPolicy::Never => None,
             EvictionPolicy::Cooldown => {
@@ -237,6 +244,19 @@ impl PlanBuilder<'_> {
                 evictable.then_some(used)
             }
         }
+    }
+
+    /// Whether this idle engine must stay although a further replica of another model needs its place.
+    ///
+    /// A replica that a target asked for gets a while of its own first. Otherwise two models with targets beyond the
+    /// memory would take the same place from each other at every pause.
+    fn is_protected_from_replicas(&self, e: &Engine, restore_time: Millis) -> bool {
+        let planner = &self.planner;
+        if planner.is_spare(e) || planner.eviction_of(&e.id.model) != EvictionPolicy::Residency {
+            return false;
+        }
+        let rests = planner.replica_rest_end(e).is_some_and(|at| at > self.now);
+        rests || self.protected_until(e, restore_time) > self.now
     }
 
     /// End of this idle engine's protection, which depends on the time to restore it; in the past if unprotected.
@@ -270,18 +290,18 @@ impl Planner {
         Some(e.idle_since() + span)
     }
 
-    /// Duration of a start of this model, learned or assumed.
-    pub(in crate::fleet) fn start_time_of(&self, model: &ModelName) -> Millis {
-        self.learned_of(model).start.unwrap_or(DEFAULT_COLD_START_TIME)
+    /// Duration of a start of this engine's variant, learned or assumed.
+    pub(in crate::fleet) fn start_time_of(&self, id: &EngineId) -> Millis {
+        self.learned_of(id).start.unwrap_or(DEFAULT_COLD_START_TIME)
     }
 
-    /// Duration of a wake of this model, learned or assumed.
-    pub(in crate::fleet) fn wake_time_of(&self, model: &ModelName) -> Millis {
-        self.learned_of(model).wake.unwrap_or(DEFAULT_WAKE_TIME)
+    /// Duration of a wake of this engine's variant, learned or assumed.
+    pub(in crate::fleet) fn wake_time_of(&self, id: &EngineId) -> Millis {
+        self.learned_of(id).wake.unwrap_or(DEFAULT_WAKE_TIME)
     }
 
-    fn learned_of(&self, model: &ModelName) -> LearnedMeasurements {
-        self.models.get(model).map(|model| model.learned).unwrap_or_default()
+    fn learned_of(&self, id: &EngineId) -> LearnedMeasurements {
+        self.models.get(&id.model).map(|model| model.learned_of(&id.variant)).unwrap_or_default()
     }
 }
 

@@ -86,6 +86,7 @@ impl Planner {
             // Only the operator who gave the order could withdraw it, and would do that at the leader.
             model.pin_override = None;
         }
+        self.remove_all_targets();
         self.kept_awake = KeptAwakeModels::from_models(&self.models);
         let all: Vec<EngineId> = self.engines.values().map(|e| e.id.clone()).collect();
         for id in &all {
@@ -248,7 +249,8 @@ impl PlanBuilder<'_> {
         // If the plan has any decision, the leader may have decided otherwise without this gateway knowing yet.
         let reads = |command: &Command| matches!(command, Command::ReadMeter { .. });
         let decided = forecast.claims.is_empty() && forecast.take_commands().iter().all(reads);
-        let (_, mut reasons) = forecast.into_parts();
+        let (_, report_inputs) = forecast.into_parts();
+        let mut reasons = report_inputs.reasons;
         for (model, reason) in Arc::make_mut(&mut reasons) {
             let runs = self.planner.engines_of(model).any(|e| e.state.has_process());
             *reason = std::mem::take(reason).into_follower_forecast(decided, runs, self.now);

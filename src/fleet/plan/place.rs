@@ -48,7 +48,7 @@ pub(in crate::fleet) enum PlacementStatus {
 pub(in crate::fleet) const MAX_CANDIDATES: usize = 64;
 
 impl Planner {
-    /// Returns the sets of accelerators on which an engine of this model could run.
+    /// Returns the sets of accelerators on which an engine with this spec could run.
     ///
     /// `need`: the amount on each of them.
     pub(in crate::fleet) fn candidates_for(
@@ -93,7 +93,7 @@ impl PlanBuilder<'_> {
         let Some(model) = self.planner.models.get(&id.model) else {
             return Vec::new();
         };
-        let need = model.needed_amount(spec, self.planner.largest(spec));
+        let need = model.needed_amount(&id.variant, spec, self.planner.largest(spec));
         let declared =
             ResourceAmount { bytes: spec.accelerators.bytes_per_account(spec.memory.awake), ..need };
         let accounts = &self.planner.ledger.accelerators;
@@ -120,7 +120,7 @@ impl PlanBuilder<'_> {
         let Some(model) = self.planner.models.get(&id.model) else {
             return Vec::new();
         };
-        let need = model.needed_amount(spec, self.planner.largest(spec));
+        let need = model.needed_amount(&id.variant, spec, self.planner.largest(spec));
         let accounts = &self.planner.ledger.accelerators;
         let usable = |a: &AcceleratorId| accounts.get(a).is_some_and(|a| a.healthy && a.could_hold(need));
         let current = self.engine(id).map(|e| e.accelerators.clone()).unwrap_or_default();
@@ -184,7 +184,7 @@ impl PlanBuilder<'_> {
         if !neighbours.into_iter().any(|e| e.id != *id && asleep(e)) {
             return used;
         }
-        let spec = self.planner.spec(&id.model);
+        let spec = self.planner.engine_spec(id);
         let declared = spec.map_or(Bytes::ZERO, |s| s.accelerators.bytes_per_account(s.memory.asleep));
         let doubtful = account.reading.as_ref().map_or(Bytes::ZERO, |r| r.used.saturating_sub(declared));
         used.max(doubtful)
@@ -215,7 +215,7 @@ impl PlanBuilder<'_> {
     }
 
     fn may_ever_be_evicted(&self, e: &Engine) -> bool {
-        let Some(spec) = self.planner.spec(&e.id.model) else {
+        let Some(spec) = self.planner.engine_spec(&e.id) else {
             return true;
         };
         let by_idleness = spec.idle.sleep_after.is_some() || spec.idle.stop_after.is_some();
@@ -238,7 +238,7 @@ impl PlanBuilder<'_> {
 
     /// Whether an evictable engine may stop, too: sleep keeps the accelerators of its pool.
     fn may_ever_stop(&self, e: &Engine) -> bool {
-        let Some(spec) = self.planner.spec(&e.id.model) else {
+        let Some(spec) = self.planner.engine_spec(&e.id) else {
             return true;
         };
         let only_sleeps = self.sleep_level(&e.id, None).is_some() && spec.idle.stop_after.is_none();
@@ -348,7 +348,7 @@ impl PlanBuilder<'_> {
     ///
     /// `launch`: the other engine measures free memory.
     fn interferes(&self, e: &Engine, launch: bool, about_to: bool) -> bool {
-        let profiles = self.planner.spec(&e.id.model).is_none_or(ModelSpec::profiles_memory);
+        let profiles = self.planner.engine_spec(&e.id).is_none_or(ModelSpec::profiles_memory);
         if e.is_profiling() || (about_to && !e.state.has_process() && profiles) {
             return true;
         }
@@ -374,7 +374,7 @@ impl PlanBuilder<'_> {
     /// the first goes ahead.
     pub(in crate::fleet) fn has_interference(&self, id: &EngineId, accelerators: &[AcceleratorId]) -> bool {
         let cold = !self.engine(id).is_some_and(|e| e.state.has_process());
-        let launch = cold && self.planner.spec(&id.model).is_none_or(ModelSpec::profiles_memory);
+        let launch = cold && self.planner.engine_spec(id).is_none_or(ModelSpec::profiles_memory);
         let about_to =
             |e: &Engine| e.pending_reservation.as_ref().is_some_and(|placing| !placing.in_dependency_group);
         let neighbours = self.planner.engines.moving_on(accelerators).into_iter().filter(|e| e.id != *id);

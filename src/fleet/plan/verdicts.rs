@@ -19,6 +19,8 @@ use crate::{
 pub struct WaiterVerdicts {
     reasons: Arc<BTreeMap<ModelName, ModelReason>>,
     models: Arc<BTreeMap<ModelName, ModelRecord>>,
+    /// Requested models whose engines all have as many requests as their saturation allows, with the reason.
+    saturated: BTreeMap<ModelName, String>,
     max_wait: Millis,
     can_explain: bool,
     shutdown: bool,
@@ -27,9 +29,13 @@ pub struct WaiterVerdicts {
 
 impl PlanBuilder<'_> {
     pub(in crate::fleet) fn verdicts(&self) -> WaiterVerdicts {
+        let requested = self.demand.keys();
+        let saturated =
+            requested.filter_map(|model| Some((model.clone(), self.planner.saturation_text(model)?)));
         WaiterVerdicts {
             reasons: Arc::clone(&self.reasons),
             models: Arc::clone(&self.planner.models),
+            saturated: saturated.collect(),
             max_wait: self.planner.settings.queue.max_wait,
             can_explain: self.planner.can_explain(),
             shutdown: self.planner.shutdown.is_some(),
@@ -41,9 +47,11 @@ impl PlanBuilder<'_> {
 impl WaiterVerdicts {
     /// Wait details of a model, without each waiter's own values.
     pub(in crate::fleet) fn wait_details(&self, model: &ModelName) -> WaitDetails {
-        self.reasons
-            .get(model)
-            .map_or_else(|| ModelReason::at_capacity().wait_details(self.now), |r| r.wait_details(self.now))
+        let full = || match self.saturated.get(model) {
+            Some(saturated) => ModelReason::saturated(saturated),
+            None => ModelReason::at_capacity(),
+        };
+        self.reasons.get(model).map_or_else(|| full().wait_details(self.now), |r| r.wait_details(self.now))
     }
 
     /// Which limit set this waiter's deadline.
@@ -81,6 +89,9 @@ impl WaiterVerdicts {
             Some(reason) => reason.deadline_fault(model, wait),
             None if !self.can_explain => {
                 Fault::ModelNotReady { model: model.clone(), cause: FailureCause::Deadline, wait }
+            }
+            None if self.saturated.contains_key(model) => {
+                Fault::QueueFull { message: format!("every awake engine of '{model}' is saturated"), wait }
             }
             None => Fault::QueueFull { message: format!("'{model}' is at its maxConcurrency"), wait },
         }

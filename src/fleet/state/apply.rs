@@ -13,7 +13,7 @@ use crate::{
         plan::Planner,
         state::ledger::AcceleratorAccount,
     },
-    model::{AcceleratorId, EngineId, ModelName, SleepLevel},
+    model::{AcceleratorId, EngineId, SleepLevel},
     units::{Bytes, Generation, Tick},
 };
 
@@ -29,7 +29,7 @@ impl Planner {
                     confirmed: false,
                     in_dependency_group: patient,
                 };
-                let spec = self.spec(&engine.model);
+                let spec = self.engine_spec(engine);
                 let units = spec.and_then(|spec| spec.accelerators.units());
                 let fingerprint = spec.map(|spec| spec.fingerprint).filter(|_| patient);
                 self.ledger.book(engine, &placing.accelerators, *bytes, units);
@@ -83,6 +83,9 @@ impl Planner {
             Command::OpenGate { engine, public, .. } => self.record_gate_open(engine, *public, now),
             Command::CloseGate { engine, generation, reason, after_drain, successor } => {
                 self.record_gate_close(engine, *generation, *reason, *after_drain, now);
+                if *reason == CloseReason::Idle {
+                    self.lower_target_of_idle(engine);
+                }
                 if let Some(successor) = successor {
                     self.update_engine(engine, |e| {
                         (e.yielded_at, e.yielded_to) = (now, Some(successor.clone()))
@@ -119,21 +122,24 @@ impl Planner {
         self.engines.change(engine, change);
     }
 
-    /// Changes a model's measurements. Copies nothing if the values stay the same.
+    /// Changes the measurements of the engine's variant. Copies nothing if the values stay the same.
     pub(in crate::fleet) fn update_learned(
         &mut self,
-        model: &ModelName,
+        engine: &EngineId,
         change: impl FnOnce(&mut LearnedMeasurements),
     ) {
-        let Some(before) = self.models.get(model).map(|model| model.learned) else { return };
+        let Some(before) = self.models.get(&engine.model).map(|model| model.learned_of(&engine.variant))
+        else {
+            return;
+        };
         let mut learned = before;
         change(&mut learned);
         if learned != before
-            && let Some(record) = Arc::make_mut(&mut self.models).get_mut(model)
+            && let Some(record) = Arc::make_mut(&mut self.models).get_mut(&engine.model)
         {
-            record.learned = learned;
+            record.set_learned(&engine.variant, learned);
             // Learned times set the end of an engine's protection.
-            self.engines.mark_model_dirty(model);
+            self.engines.mark_model_dirty(&engine.model);
         }
     }
 
@@ -147,10 +153,10 @@ impl Planner {
         }
         let asleep =
             self.engines.get(engine).is_some_and(|e| matches!(e.state, LifecycleState::Asleep { .. }));
-        if asleep && let Some(spec) = self.spec(&engine.model) {
+        if asleep && let Some(spec) = self.engine_spec(engine) {
             let (keeps, declared) = (spec.accelerators.bytes_per_accelerator(bytes), spec.memory.asleep);
             let residue = (keeps > declared).then_some(keeps);
-            self.update_learned(&engine.model, |learned| learned.residue = residue);
+            self.update_learned(engine, |learned| learned.residue = residue);
         }
         self.update_engine(engine, |e| {
             e.releasing_since = None;
@@ -171,7 +177,7 @@ impl Planner {
 
     fn record_launch(&mut self, engine: &EngineId, accelerators: Vec<AcceleratorId>, now: Tick) {
         self.restart_startup_clock(engine, now);
-        let spec = self.spec(&engine.model);
+        let spec = self.engine_spec(engine);
         let (measures, fingerprint) = spec.map_or((true, 0), |s| (s.profiles_memory(), s.fingerprint));
         let used = |on: &AcceleratorId| self.ledger.accelerators.get(on)?.used_if_alone(engine, now);
         let before = accelerators.iter().filter_map(|on| Some((on.clone(), used(on)?))).collect();

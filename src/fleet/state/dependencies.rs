@@ -209,7 +209,7 @@ impl PlanBuilder<'_> {
     /// Whether the model has waiters or a wake order, or is kept awake.
     pub(in crate::fleet) fn is_wanted(&self, model: &ModelName) -> bool {
         self.waiting(model) > 0
-            || self.planner.models.get(model).is_some_and(|m| m.keeps_awake(0))
+            || self.planner.models.get(model).is_some_and(|m| m.keeps_any_awake())
             || self.ordered_awake(model)
     }
 
@@ -256,7 +256,7 @@ impl PlanBuilder<'_> {
 
     /// Whether the reservation was made for an older configuration.
     fn is_reservation_outdated(&self, id: &EngineId, placing: &PendingReservation) -> bool {
-        let (Some(e), Some(spec)) = (self.engine(id), self.planner.spec(&id.model)) else { return true };
+        let (Some(e), Some(spec)) = (self.engine(id), self.planner.engine_spec(id)) else { return true };
         e.fingerprint != spec.fingerprint
             || placing.bytes < spec.accelerators.bytes_per_account(spec.memory.awake)
             || (!e.state.has_process()
@@ -275,7 +275,6 @@ impl PlanBuilder<'_> {
 mod tests {
     use super::*;
     use crate::{
-        fleet::event::LearnedMeasurements,
         model::{AcceleratorRequirement, EngineMemory, IdlePolicy, ModelSpec, SleepLevelPolicy},
         sim::simulated_model,
         units::{Bytes, Millis, Tick},
@@ -295,14 +294,7 @@ mod tests {
                 ..simulated_model(*name, nothing)
             };
             let spec = Some(Arc::new(spec));
-            let model = ModelRecord {
-                spec,
-                pin_override: None,
-                learned: LearnedMeasurements::default(),
-                usual_gap: None,
-                wanted_since: Tick(0),
-            };
-            (ModelName::from(*name), model)
+            (ModelName::from(*name), ModelRecord { spec, ..ModelRecord::new(Tick(0)) })
         };
         graph.iter().map(model).collect()
     }

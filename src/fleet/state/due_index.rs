@@ -11,7 +11,9 @@
 //! when that moment passes it.
 //!
 //! Entries made before a decision hold during it. A decision about one engine moves another only through what makes
-//! that one due in any case (it drains, it has an operation, its accelerator is no longer configured).
+//! that one due in any case (it drains, it has an operation, its accelerator is no longer configured). The idleness of a
+//! scaled model's engine depends on the model's others: an engine counts there until it has wound down, so a decision
+//! only delays the idleness of the rest.
 
 use crate::{
     engine::{Admission, Engine, state::LifecycleState},
@@ -19,7 +21,7 @@ use crate::{
         plan::{Planner, is_outdated},
         state::ledger::{AcceleratorAccount, accounts::DirtyAccounts},
     },
-    model::{EngineId, ModelSpec},
+    model::{EngineId, ModelName, ModelSpec},
     shared_map::{SharedMap, SharedSet},
     units::{Bytes, Tick},
 };
@@ -120,12 +122,28 @@ impl Planner {
         touched.extend(self.due_index.deadlines.due_by(self.last_planned).cloned());
         touched.sort_unstable();
         touched.dedup();
+        self.refresh_scaling(&touched);
+        self.add_replicas_of_scaled(&mut touched);
         for id in &touched {
             let engine = self.engines.get(id);
             let (due, deadline) =
                 engine.map_or((None, None), |e| (self.next_due(e), self.first_deadline_of(e)));
             self.due_index.due.set(id, due);
             self.due_index.deadlines.set(id, deadline);
+        }
+    }
+
+    /// Adds the other engines of scaled models: what one is used for moves the idleness of all.
+    fn add_replicas_of_scaled(&self, touched: &mut Vec<EngineId>) {
+        let mut models: Vec<&ModelName> =
+            touched.iter().map(|id| &id.model).filter(|model| self.is_scaled(model)).collect();
+        models.dedup();
+        let others: Vec<EngineId> =
+            models.into_iter().flat_map(|model| self.engines_of(model)).map(|e| e.id.clone()).collect();
+        if !others.is_empty() {
+            touched.extend(others);
+            touched.sort_unstable();
+            touched.dedup();
         }
     }
 
@@ -157,7 +175,7 @@ impl Planner {
         if !self.role.decides() {
             return (!self.is_gate_in_sync(e)).then_some(DUE_NOW);
         }
-        let Some(spec) = self.spec(&e.id.model) else { return Some(DUE_NOW) };
+        let Some(spec) = self.engine_spec(&e.id) else { return Some(DUE_NOW) };
         let ordered = self.operations.values().any(|op| op.model == e.id.model);
         if e.unclosed_gate.is_some() || is_outdated(e, spec) || ordered {
             return Some(DUE_NOW);
@@ -173,8 +191,8 @@ impl Planner {
             }
             LifecycleState::Awake => {
                 let idle = [spec.idle.sleep_after, spec.idle.stop_after];
-                let idle = idle.into_iter().flatten().filter_map(|after| self.idle_at(e, after));
-                let idle = idle.filter(|_| self.in_use_count(e) == 0);
+                let idle = idle.into_iter().flatten().filter(|_| self.in_use_count(e) == 0);
+                let idle = idle.filter_map(|after| self.idle_replica_at(e, after));
                 let accelerators_read =
                     self.are_accelerators_usable(e, |account| !account.is_unread_since(e.turn_start));
                 let admission = if e.stub_gate_closed { Admission::AwaitingStub } else { Admission::Public };

@@ -82,7 +82,7 @@ impl EngineTable {
     }
 
     pub(in crate::fleet) fn of_model(&self, model: &ModelName) -> impl Iterator<Item = &Engine> + use<'_> {
-        let first = EngineId::new(model.clone(), 0);
+        let first = EngineId::first_key_of(model.clone());
         let from_first = self.engines.iter_from(&first);
         from_first.take_while(move |(id, _)| id.model == first.model).map(|(_, e)| visited(e))
     }

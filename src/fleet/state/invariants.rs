@@ -27,6 +27,13 @@ impl Planner {
         if !self.kept_awake.is_consistent_with(&self.models) {
             broken.push("the index of the models that are kept awake is inconsistent".to_owned());
         }
+        if !self.is_scaling_index_consistent() {
+            broken.push("the index of the models with targets is inconsistent".to_owned());
+        }
+        broken.extend(self.models.iter().filter_map(|(name, model)| {
+            let targeted = model.spec.is_some() || model.targets.is_empty();
+            (!targeted).then(|| format!("{name} is not configured but has targets"))
+        }));
         if !self.ledger.accelerators.has_consistent_indexes() {
             broken.push("the indexes of the accelerator accounts are inconsistent".to_owned());
         }
@@ -96,11 +103,11 @@ impl Planner {
 
     fn needs_memory(&self, e: &crate::engine::Engine) -> bool {
         let residue = self.residue_of(&e.id);
-        let awake = self.spec(&e.id.model).is_some_and(|s| s.memory.awake > Bytes::ZERO);
+        let awake = self.engine_spec(&e.id).is_some_and(|s| s.memory.awake > Bytes::ZERO);
         if matches!(e.state, LifecycleState::Asleep { .. }) {
             residue > Bytes::ZERO && awake
         } else {
-            awake && self.spec(&e.id.model).is_some()
+            awake && self.engine_spec(&e.id).is_some()
         }
     }
 }

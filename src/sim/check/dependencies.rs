@@ -57,10 +57,12 @@ impl SimulatedWorld {
         needing.next().map(|p| p.engine.clone())
     }
 
-    /// The last engine that serves a dependency must not close for another model's turn or for idleness.
+    /// The last engine that serves a dependency must not close for another model's turn, for idleness or for a lower
+    /// target.
     pub(in crate::sim) fn check_no_dependents(&mut self, engine: &EngineId, reason: CloseReason) {
         let open = self.gates.get(engine).is_some_and(|gate| gate.open && gate.public);
-        if !open || !matches!(reason, CloseReason::Turn | CloseReason::Idle) {
+        let is_optional = matches!(reason, CloseReason::Turn | CloseReason::Idle | CloseReason::ScaledDown);
+        if !open || !is_optional {
             return;
         }
         if self.is_served_by_another(engine) {

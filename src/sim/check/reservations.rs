@@ -7,10 +7,9 @@ use crate::{
 };
 
 impl SimulatedWorld {
-    /// Number of the pool's accelerators that an engine of this model takes.
+    /// Number of the pool's accelerators that the engine takes.
     pub(in crate::sim) fn units_of(&self, engine: &EngineId) -> u32 {
-        let mut models = self.scenario.configuration.models.iter();
-        models.find(|spec| spec.name == engine.model).and_then(|spec| spec.accelerators.units()).unwrap_or(1)
+        self.spec_of(engine).and_then(|spec| spec.accelerators.units()).unwrap_or(1)
     }
 
     pub(in crate::sim) fn check_reserve(

@@ -22,8 +22,8 @@ struct RatePoint {
 const DAILY_PEAK: f64 = 8.0;
 /// Share of the peak at each full hour of the day; the day ends as it begins.
 const DAILY_SHARES: [f64; 25] = [
-    0.15, 0.10, 0.08, 0.07, 0.07, 0.10, 0.20, 0.40, 0.70, 0.95, 1.0, 0.95, 0.80, 0.85, 0.97, 0.95, 0.85, 0.70,
-    0.55, 0.50, 0.45, 0.38, 0.30, 0.20, 0.15,
+    0.15, 0.10, 0.08, 0.07, 0.07, 0.10, 0.20, 0.40, 0.70, 0.95, 1.0, 0.95, 0.80, 0.85, 0.97, 0.95, 0.85,
+    0.70, 0.55, 0.50, 0.45, 0.38, 0.30, 0.20, 0.15,
 ];
 /// A quiet model that is asked for seven times and five times as much, for 10 and for 15 minutes.
 const BURST: [(f64, f64); 10] = [

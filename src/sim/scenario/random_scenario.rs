@@ -5,8 +5,10 @@ use crate::{
     model::{
         Accelerator, AcceleratorId, AcceleratorRequirement, DrainDeadlinePolicy, EngineMemory,
         EngineTimeouts, EvictionPolicy, FleetConfig, FleetSettings, IdlePolicy, ModelName, ModelSpec,
-        ProtectionPolicy, QueueOverrides, QueuePolicy, QueueSettings, SleepLevelPolicy, TurnSettings,
+        ProtectionPolicy, QueueOverrides, QueuePolicy, QueueSettings, ScaleUpEviction, SleepLevelPolicy,
+        TurnSettings,
     },
+    saturation::Thresholds,
     sim::{
         demand::{ArrivalPattern, ClientBehaviour, RequestSource},
         random::SplitMix64,
@@ -142,6 +144,10 @@ pub(in crate::sim) fn model(
         fingerprint: random.next_u64() >> 1,
         eviction: None,
         queue: QueueOverrides::default(),
+        variants: Vec::new(),
+        may_evict: ScaleUpEviction::default(),
+        scaled: false,
+        saturation_thresholds: Thresholds::default(),
     }
 }
 

@@ -199,7 +199,8 @@ async fn wait_until_up(engine: &Adapter) {
     }
 }
 
-fn adapter(proxy: &Proxy, target: SocketAddr) -> Adapter {
+/// Returns a client for the engine at this address.
+pub(super) fn adapter(proxy: &Proxy, target: SocketAddr) -> Adapter {
     let kind = proxy.settings.engine_kind;
     let profile = EngineProfile {
         kind,

@@ -171,6 +171,11 @@ impl GateController {
         self.route.load().current.gate.is_open()
     }
 
+    /// Whether requests of the current generation are in flight.
+    pub(crate) fn has_leases(&self) -> bool {
+        self.route.load().current.gate.leases() > 0
+    }
+
     /// Closes the gate; no lease is granted from then on.
     pub(crate) fn close(
         &self,

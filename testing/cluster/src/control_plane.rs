@@ -204,6 +204,8 @@ fn controller_manager_args(resources: &ClusterResources, users: &ClusterUsers) -
         ("leader-elect", "false".to_owned()),
         ("kube-api-qps", "500".to_owned()),
         ("kube-api-burst", "1000".to_owned()),
+        // An autoscaler of Kubernetes decides every 15 seconds otherwise.
+        ("horizontal-pod-autoscaler-sync-period", "1s".to_owned()),
         ("profiling", "false".to_owned()),
     ]))
 }

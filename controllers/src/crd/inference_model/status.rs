@@ -4,10 +4,11 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
+use rouse::model::VariantName;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::super::scalar::Quantity;
+use super::{super::scalar::Quantity, saturation::SaturationStatus};
 
 /// Observed state of the model and its engines.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -19,10 +20,17 @@ pub struct InferenceModelStatus {
     /// Whether an engine serves, or the backend in mode external.
     #[serde(default)]
     pub ready: bool,
-    /// Number of engines that exist: starting, awake, asleep or changing state.
+    /// Number of engines that are awake or on their way to it: starting or waking.
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
     pub replicas: u32,
+    /// Number of engines that are asleep or falling asleep.
+    #[serde(default)]
+    #[schemars(extend("minimum" = 0))]
+    pub asleep: u32,
+    /// Label selector of the Pods in which the engines run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub selector: Option<String>,
     /// Actual and desired number of engines of each variant.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
@@ -54,8 +62,14 @@ pub struct InferenceModelStatus {
     /// cooldownPeriod late, or 30s if that is longer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_request_time: Option<Time>,
+    /// What saturation last decided about the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub saturation: Option<SaturationStatus>,
     /// Accepted: the object is valid, and no older object has its names. Ready: the model serves. Available: the model
-    /// serves, or would serve if requested. The reasons say why not, the messages what to do.
+    /// serves, or would serve if requested. The reasons say why not, the messages what to do. With saturation also
+    /// MetricsAvailable: the engines' metrics are known. Saturated: the model needs more engines than it has.
+    /// InsufficientMemory: there is no memory for another engine that it needs. ThresholdsAccepted: False while configured
+    /// thresholds are refused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
@@ -67,10 +81,14 @@ pub struct InferenceModelStatus {
 pub struct VariantStatus {
     /// The variant's name.
     pub name: String,
-    /// Number of engines that the variant has.
+    /// Number of the variant's engines that are awake, starting or waking.
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
     pub replicas: u32,
+    /// Number of the variant's engines that are asleep or falling asleep.
+    #[serde(default)]
+    #[schemars(extend("minimum" = 0))]
+    pub asleep: u32,
     /// Number of engines that the variant should have.
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
@@ -89,7 +107,7 @@ pub struct VariantStatus {
 pub struct EngineStatus {
     /// Name of the Pod in which the engine runs.
     pub pod: String,
-    /// Number of the engine among the model's engines, from 0.
+    /// Number of the engine among the variant's engines, from 0.
     #[schemars(extend("minimum" = 0))]
     pub replica: u32,
     /// The variant that the engine runs.
@@ -168,9 +186,28 @@ pub struct LearnedStatus {
     pub sleep_millis: Option<u64>,
 }
 
-/// The variant of a model that lists none.
-pub const DEFAULT_VARIANT: &str = "default";
+impl EngineState {
+    /// Whether the engine is awake or on its way to it.
+    #[must_use]
+    pub const fn is_replica(self) -> bool {
+        matches!(self, Self::Launching | Self::Loading | Self::Awake | Self::Waking)
+    }
+
+    /// Whether the engine is asleep or on its way to it.
+    #[must_use]
+    pub const fn is_asleep(self) -> bool {
+        matches!(self, Self::Asleep | Self::FallingAsleep)
+    }
+}
+
+impl EngineStatus {
+    /// Returns the variant that the engine runs.
+    #[must_use]
+    pub fn variant(&self) -> VariantName {
+        VariantName::from(self.variant.as_str())
+    }
+}
 
 fn default_variant() -> String {
-    DEFAULT_VARIANT.to_owned()
+    VariantName::DEFAULT.to_owned()
 }

@@ -4,15 +4,18 @@
 //!   characters for each `GPU-` and a UUID), and any other accelerators by their names.
 //! * `shapes`: a row for each combination of what many reservations have in common: state, number of accelerators,
 //!   memory, host memory.
-//! * `models`: a row for each model: its namespace and name, and its reservations in the order of their time. Each is
-//!   its shape (and one bit: whether as many accelerators are known as it takes, or else how many), the replica, the
-//!   seconds since the one before, the difference of the ids, the node's row from 1 or 0, and the accelerators' places
-//!   in that row.
+//! * `models`: a row for each variant of a model: the model's namespace and name, its reservations in the order of
+//!   their time, and the variant's name unless that is the default. Each reservation is its shape (and one bit: whether
+//!   as many accelerators are known as it takes, or else how many), the replica, the seconds since the one before, the
+//!   difference of the ids, the node's row from 1 or 0, and the accelerators' places in that row.
+//!
+//! A version of Rouse that runs no variants side by side refuses a row with a variant's name, and so the whole ledger:
+//! it would take those reservations for other engines'.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use rouse::{
-    model::AcceleratorId,
+    model::{AcceleratorId, VariantName},
     units::{Bytes, Tick},
 };
 use schemars::JsonSchema;
@@ -57,7 +60,8 @@ pub(super) struct PackedLedger {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     shapes: Vec<Vec<String>>,
-    /// One row for each InferenceModel: its namespace and name, and its reservations.
+    /// One row for each variant of an InferenceModel: the model's namespace and name, the reservations, and the
+    /// variant's name unless it is the default.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     models: Vec<Vec<String>>,
@@ -81,13 +85,14 @@ impl From<Ledger> for PackedLedger {
         let nodes = NodeTable::new(&ledger.reservations);
         let distinct: BTreeSet<ReservationShape> = ledger.reservations.iter().map(shape).collect();
         let shapes: BTreeMap<ReservationShape, u64> = distinct.into_iter().zip(0..).collect();
-        let mut models: BTreeMap<&ObjectName, Vec<&Reservation>> = BTreeMap::new();
+        let mut models: BTreeMap<(&ObjectName, &VariantName), Vec<&Reservation>> = BTreeMap::new();
         for one in &ledger.reservations {
-            models.entry(&one.model).or_default().push(one);
+            models.entry((&one.model, &one.variant)).or_default().push(one);
         }
-        let models = models.into_iter().map(|(model, mut all)| {
+        let models = models.into_iter().map(|((model, variant), mut all)| {
             all.sort_by_key(|one| (one.since, one.id));
-            vec![model.to_string(), engines(&all, &shapes, &nodes)]
+            let named = (!variant.is_default()).then(|| variant.to_string());
+            [model.to_string(), engines(&all, &shapes, &nodes)].into_iter().chain(named).collect()
         });
         Self { next: ledger.next, models: models.collect(), nodes: nodes.rows(), shapes: shape_rows(&shapes) }
     }
@@ -226,8 +231,10 @@ fn unpack(
     nodes: &[PackedNode<'_>],
     into: &mut Vec<Reservation>,
 ) -> Result<(), Error> {
-    let [model, text] = row else {
-        return Err(Error::Row(row.len()));
+    let (model, text, variant) = match row {
+        [model, text] => (model, text, VariantName::default()),
+        [model, text, variant] => (model, text, VariantName::from(variant.as_str())),
+        _ => return Err(Error::Row(row.len())),
     };
     let (namespace, name) = model.split_once('/').ok_or_else(|| Error::Part(model.clone()))?;
     let mut reader = DigitReader::new(text);
@@ -246,6 +253,7 @@ fn unpack(
         into.push(Reservation {
             id,
             model,
+            variant: variant.clone(),
             replica,
             count,
             bytes,

@@ -4,6 +4,7 @@ fn reservation(id: u64) -> Reservation {
     Reservation {
         id,
         model: ObjectName::new("team-a", "llama"),
+        variant: VariantName::default(),
         replica: 0,
         count: 1,
         bytes: Bytes::gib(80),
@@ -69,6 +70,18 @@ fn what_is_packed_comes_back_as_it_was() {
 }
 
 #[test]
+fn a_variant_is_a_third_part_of_its_row_and_the_default_has_none() {
+    let large = Reservation { variant: "large".into(), ..reservation(1) };
+    let ledger = Ledger { next: 2, reservations: vec![reservation(0), large] };
+    assert_eq!(round(&ledger), ledger);
+    let written = serde_json::to_value(&ledger).unwrap();
+    let rows: Vec<Vec<String>> = serde_json::from_value(written["models"].clone()).unwrap();
+    let [default, large] = rows.as_slice() else { panic!("{rows:?}") };
+    assert_eq!((default.len(), default[0].as_str()), (2, "team-a/llama"));
+    assert_eq!((large.len(), large[0].as_str(), large[2].as_str()), (3, "team-a/llama", "large"));
+}
+
+#[test]
 fn forty_thousand_reservations_are_far_below_what_an_object_may_have() {
     // 1,000 nodes with 8 accelerators; on each accelerator one engine awake and four asleep, of 2,000 models.
     let mut reservations = Vec::new();
@@ -111,6 +124,7 @@ fn what_somebody_else_wrote_is_refused_whole() {
     };
     for (model, why) in [
         (r#"["a/b"]"#, "1 parts"),
+        (r#"["a/b","AAAABA","c","d"]"#, "4 parts"),
         (r#"["ab","AAAABA"]"#, "'ab'"),
         (r#"["a/b","AAAAB"]"#, "digits"),
         (r#"["a/b","AA!ABA"]"#, "digits"),

@@ -23,11 +23,12 @@ fn a_model_goes_to_the_pool_that_has_all_of_its_nodes() {
     assert_eq!(resolved.served.len(), 3);
     assert!(resolved.rejected.is_empty());
     for served in resolved.served.values() {
-        assert_eq!(served.pool.as_deref(), Some("default"));
+        assert_eq!(served.pools().collect::<Vec<_>>(), ["default"]);
         assert!(
             matches!(&served.spec.accelerators, AcceleratorRequirement::InPool { pool, .. } if pool.as_str() == "default")
         );
-        assert_eq!((&served.blocked_by, served.notes.len()), (&None, 0));
+        assert_eq!((served.blocked_by(), served.notes.len()), (None, 0));
+        assert_eq!(served.spec.variants, [], "the model lists none");
     }
     let exact = &resolved.served[&object("exact")];
     let memory = EngineMemory { awake: Bytes::gib(75), asleep: Bytes::gib(2), host: Bytes::ZERO };
@@ -108,7 +109,7 @@ fn what_a_model_needs_goes_by_the_names_of_models() {
 fn a_model_of_a_pool_in_trouble_waits_and_says_why() {
     let mut index = ClusterIndex::new(SCOPE);
     world().into_iter().for_each(|object| index.apply(object));
-    let waits = |index: &mut ClusterIndex| index.resolved().served[&object("good")].blocked_by.clone();
+    let waits = |index: &mut ClusterIndex| index.resolved().served[&object("good")].blocked_by();
     assert_eq!(waits(&mut index), None);
     index.delete(&ObjectKey::Node("n1".into()));
     let text = waits(&mut index).unwrap();
@@ -120,11 +121,12 @@ fn a_model_of_a_pool_in_trouble_waits_and_says_why() {
     let text = waits(&mut index).unwrap();
     assert!(text.contains("'a-twin', 'default', which overlap"), "{text}");
     // Between pools of one age, the name decides.
-    assert_eq!(index.resolved().served[&object("good")].pool.as_deref(), Some("a-twin"));
+    let pool = |index: &mut ClusterIndex| index.resolved().served[&object("good")].variants[0].pool.clone();
+    assert_eq!(pool(&mut index).as_deref(), Some("a-twin"));
     let mut old = pool_at("default", json!({}), 2);
     old.metadata.creation_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
     index.apply(old);
-    assert_eq!(index.resolved().served[&object("good")].pool.as_deref(), Some("default"));
+    assert_eq!(pool(&mut index).as_deref(), Some("default"));
     let metadata = ObjectMeta { name: Some("default".into()), ..ObjectMeta::default() };
     index.delete(&ObjectKey::Pool("a-twin".into()));
     assert_eq!(waits(&mut index), None);
@@ -161,16 +163,16 @@ fn a_pools_terms_bind_its_models() {
     let [high, low] = ["high", "low"].map(|name| &resolved.served[&object(name)]);
     assert_eq!((high.spec.priority, low.spec.priority), (5, -3));
     assert!(high.notes[0].contains("limited to 5") && low.notes.is_empty(), "{:?}", high.notes);
-    assert_eq!(high.quota, Some(Bytes::gib(100)));
+    assert_eq!(high.variants[0].quota, Some(Bytes::gib(100)));
     let terms = resolved.pools["default"].terms.as_ref().unwrap();
     assert_eq!(terms.quota("b"), Some(Bytes::gib(10)));
     assert!(terms.allows("b") && !terms.allows("c"));
 }
 
 #[test]
-fn of_several_variants_the_cheapest_that_a_pool_takes_is_run() {
+fn each_variant_that_a_pool_takes_runs_there_and_the_others_are_named() {
     let variants = json!({"variants": [
-        {"name": "h100", "cost": 30, "nodeSelector": {"inference-pool": "default"}, "memory": "60Gi"},
+        {"name": "h100", "cost": 30, "nodeSelector": {"inference-pool": "default"}, "memory": "60Gi", "maxReplicas": 2},
         {"name": "l4", "cost": 1, "nodeSelector": {"inference-pool": "l4"}, "template": {"spec": {"priority": 1}}},
     ]});
     let mut index = ClusterIndex::new(SCOPE);
@@ -178,16 +180,74 @@ fn of_several_variants_the_cheapest_that_a_pool_takes_is_run() {
     index.apply(model("m", variants));
     let of = |index: &mut ClusterIndex| index.resolved().served[&object("m")].clone();
     let served = of(&mut index);
-    assert_eq!(served.variant().unwrap().name, "h100");
+    let [only] = served.variants.as_slice() else { panic!("{:?}", served.variants) };
+    assert_eq!((only.name.as_str(), only.pool.as_deref()), ("h100", Some("default")));
     assert_eq!(served.spec.memory.awake, Bytes::gib(60));
-    assert!(served.notes[0].contains("one of the 2 variants") && served.notes[0].contains("'h100'"));
-    assert!(Arc::ptr_eq(&served.engine, &served.model.engine));
+    assert!(served.notes[0].starts_with("the variant 'l4' does not run: no AcceleratorPool matches"));
+    assert!(Arc::ptr_eq(&only.engine, &served.model.engine));
+    let listed = |served: &ServedModel| -> Vec<String> {
+        served.spec.variants.iter().map(|variant| variant.name.to_string()).collect()
+    };
+    assert_eq!(listed(&served), ["h100"], "a named variant is not the default one, even alone");
+
     index.apply(pool("l4", json!({"memory": "24Gi"})));
     let served = of(&mut index);
-    assert_eq!(served.variant().unwrap().name, "l4");
-    assert!(served.blocked_by.is_some(), "a pool without nodes takes it all the same");
-    assert_eq!(served.engine.fingerprint, served.spec.fingerprint, "its template is patched");
-    assert_ne!(served.engine.fingerprint, served.model.engine.fingerprint);
+    assert_eq!((listed(&served), served.notes.len()), (vec!["l4".to_owned(), "h100".to_owned()], 0));
+    let [l4, h100] = served.variants.as_slice() else { panic!("{:?}", served.variants) };
+    assert_eq!((l4.pool.as_deref(), h100.pool.as_deref()), (Some("l4"), Some("default")));
+    assert!(
+        l4.blocked_by.is_some() && h100.blocked_by.is_none(),
+        "a pool without nodes takes it all the same"
+    );
+    assert_eq!(served.blocked_by(), None, "the other variant can start");
+    let [small, large] = served.spec.variants.as_slice() else { panic!("{:?}", served.spec.variants) };
+    let in_pool = |pool: &str| AcceleratorRequirement::InPool { pool: pool.into(), count: 1 };
+    assert_eq!(
+        (&small.accelerators, small.memory.awake, small.replicas),
+        (&in_pool("l4"), Bytes::gib(40), 1)
+    );
+    let of_large = (&large.accelerators, large.memory.awake, large.replicas);
+    assert_eq!(of_large, (&in_pool("default"), Bytes::gib(60), 2));
+    assert_eq!((small.cost, large.cost), (1.0, 30.0));
+    assert_eq!((l4.engine.fingerprint, h100.engine.fingerprint), (small.fingerprint, large.fingerprint));
+    assert_ne!(small.fingerprint, large.fingerprint, "the cheaper one's template is patched");
+    assert_eq!(served.spec.memory, small.memory, "the model's own values are the cheapest variant's");
+}
+
+#[test]
+fn the_cheapest_variants_run_what_the_others_leave_of_the_models_least() {
+    let least = |min: u32| {
+        let variants = json!([
+            {"name": "large", "cost": 9, "maxReplicas": 4, "minReplicas": 1},
+            {"name": "small", "cost": 1, "maxReplicas": 2},
+        ]);
+        let spec = json!({"minReplicas": min, "maxReplicas": 9, "variants": variants});
+        let resolved = settled(world().into_iter().chain([model("m", spec)]));
+        let served = &resolved.served[&object("m")];
+        let counts: Vec<u32> = served.spec.variants.iter().map(|variant| variant.min_replicas).collect();
+        (counts, served.notes.clone())
+    };
+    assert_eq!(least(0).0, [0, 1], "the cheapest first");
+    assert_eq!(least(1).0, [0, 1]);
+    assert_eq!(least(3).0, [2, 1]);
+    assert_eq!(least(5), (vec![2, 3], vec![]));
+    let resolved = settled([
+        pool("default", json!({"pinnable": false})),
+        pool("own", json!({})),
+        node("n1", "default", json!("8")),
+        node("n2", "own", json!("8")),
+        model(
+            "m",
+            json!({"minReplicas": 2, "maxReplicas": 2, "variants": [
+                {"name": "small", "cost": 1},
+                {"name": "large", "cost": 9, "maxReplicas": 1, "nodeSelector": {"inference-pool": "own"}},
+            ]}),
+        ),
+    ]);
+    let served = &resolved.served[&object("m")];
+    let counts: Vec<u32> = served.spec.variants.iter().map(|variant| variant.min_replicas).collect();
+    assert_eq!(counts, [0, 1], "the cheapest's pool does not allow it");
+    assert!(served.notes[0].contains("only 1 of the 2 engines of minReplicas"), "{:?}", served.notes);
 }
 
 #[test]
@@ -215,7 +275,8 @@ fn an_external_model_needs_no_pool() {
     let served = resolved.find(&"org/m".into()).unwrap();
     assert_eq!(resolved.served.get(&object("m")), Some(served));
     assert_eq!(resolved.find(&"short".into()), None);
-    assert_eq!((&served.pool, &served.blocked_by, served.pods()), (&None, &None, None));
+    assert!(served.is_external());
+    assert_eq!((served.pools().count(), served.blocked_by(), served.pods()), (0, None, None));
     assert_eq!(served.spec.accelerators, AcceleratorRequirement::Count(0));
 }
 

@@ -145,8 +145,11 @@ proptest! {
         prop_assert_eq!(settled.objects.len(), settled.served.len());
         for (object, served) in &settled.served {
             prop_assert_eq!(&settled.objects[&served.spec.name], object);
-            let pool = served.pool.as_ref().map(|pool| &settled.pools[pool]);
-            prop_assert_eq!(pool.is_some_and(|pool| pool.total.is_none()), served.blocked_by.is_some());
+            for variant in &served.variants {
+                let pool = variant.pool.as_ref().map(|pool| &settled.pools[pool]);
+                let is_blocked = variant.blocked_by.is_some();
+                prop_assert_eq!(pool.is_some_and(|pool| pool.total.is_none()), is_blocked);
+            }
         }
     }
 }

@@ -1,8 +1,7 @@
-//! Builds the Prometheus query and parses its answer.
+//! Builds the Prometheus query and reads its answer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt::Write as _,
     sync::LazyLock,
 };
 
@@ -10,9 +9,8 @@ use rouse::{
     model::AcceleratorId,
     units::{Bytes, Millis, Tick},
 };
-use serde::Deserialize;
 
-use crate::crd::ledger::ObjectName;
+use crate::{crd::ledger::ObjectName, prometheus_api::PrometheusSeries};
 
 /// Memory in use per accelerator. dcgm-exporter reports MiB up to 4.8, and bytes from 4.9 on, which also renamed other
 /// metrics.
@@ -33,8 +31,8 @@ const FAULTS: [(&str, &str); 5] = [
 /// fault.
 const KIND: &str = "rouse";
 
-/// Path and query of the request.
-pub(super) static PATH: LazyLock<String> = LazyLock::new(|| {
+/// The query.
+pub(super) static QUERY: LazyLock<String> = LazyLock::new(|| {
     let labelled =
         |vector: &str, kind: &str| format!("label_replace({vector}, \"{KIND}\", \"{kind}\", \"\", \"\")");
     let used =
@@ -43,7 +41,7 @@ pub(super) static PATH: LazyLock<String> = LazyLock::new(|| {
         [USED_BYTES_METRIC, USED_MIB_METRIC].map(|metric| labelled(&format!("timestamp({metric})"), "at"));
     let faults = FAULTS.map(|(metric, kind)| labelled(metric, kind));
     let all: Vec<String> = used.into_iter().chain(at).chain(faults).collect();
-    format!("/api/v1/query?query={}", encoded(&all.join(" or ")))
+    all.join(" or ")
 });
 
 /// Samples from Prometheus, by accelerator UUID.
@@ -67,59 +65,18 @@ pub struct MemorySample {
     pub pod: Option<ObjectName>,
 }
 
-/// An answer without samples.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum QueryError {
-    /// Prometheus refused the query, and why.
-    Refused(String),
-    /// The server is not Prometheus.
-    NotPrometheus(String),
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct QueryResponse {
-    status: String,
-    error: Option<String>,
-    data: Option<QueryData>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct QueryData {
-    result_type: String,
-    result: Vec<QuerySeries>,
-}
-
-#[derive(Deserialize)]
-struct QuerySeries {
-    metric: BTreeMap<String, String>,
-    /// Unix time of the evaluation in seconds, and the value as text.
-    value: (f64, String),
-}
-
-/// Parses the answer to the query that was sent at `asked_at`, by our clock.
+/// Reads the samples in the answer to the query that was sent at `asked_at`, by our clock.
 ///
 /// A sample's age comes from Prometheus's clock, so the two clocks need not agree. The time between request and
 /// evaluation makes a sample look older than it is, never younger.
 ///
 /// Among several samples of one accelerator the newest counts, and the highest among those of the same time. A series
 /// about a part of an accelerator (MIG) has the UUID of the whole and is left out.
-///
-/// # Errors
-/// The body is not an answer to the query.
-pub(super) fn parse(body: &[u8], asked_at: Tick) -> Result<DcgmSamples, QueryError> {
-    let answer: QueryResponse =
-        serde_json::from_slice(body).map_err(|error| QueryError::NotPrometheus(error.to_string()))?;
-    let data = match (answer.status.as_str(), answer.data, answer.error) {
-        ("success", Some(data), _) if data.result_type == "vector" => data,
-        ("error", _, Some(why)) => return Err(QueryError::Refused(why)),
-        _ => return Err(QueryError::NotPrometheus("the response is not a query result".to_owned())),
-    };
+pub(super) fn samples(series: Vec<PrometheusSeries>, asked_at: Tick) -> DcgmSamples {
     let mut samples = BTreeMap::<AcceleratorId, MemorySample>::new();
-    let faults = data.result.iter().filter_map(fault).collect();
-    let erred = data.result.iter().filter_map(xid_accelerator).collect();
-    for ((uuid, labels), (used, age)) in used_with_age(data.result) {
+    let faults = series.iter().filter_map(fault).collect();
+    let erred = series.iter().filter_map(xid_accelerator).collect();
+    for ((uuid, labels), (used, age)) in used_with_age(series) {
         let sample = MemorySample {
             used,
             at: asked_at - age,
@@ -131,7 +88,7 @@ pub(super) fn parse(body: &[u8], asked_at: Tick) -> Result<DcgmSamples, QueryErr
             samples.insert(uuid, sample);
         }
     }
-    Ok(DcgmSamples { used: samples, faults, with_xid: erred })
+    DcgmSamples { used: samples, faults, with_xid: erred }
 }
 
 /// Xids caused by a program, or from which the accelerator has recovered.
@@ -140,18 +97,18 @@ pub(super) fn parse(body: &[u8], asked_at: Tick) -> Result<DcgmSamples, QueryErr
 /// corrected. 94: an error ended only its own program.
 const HARMLESS_XIDS: [u32; 10] = [0, 13, 31, 43, 45, 63, 68, 92, 94, 109];
 
-fn xid_accelerator(series: &QuerySeries) -> Option<AcceleratorId> {
-    let QuerySeries { metric, value: (_, text) } = series;
-    let xid = metric.get(KIND).filter(|kind| *kind == "xid").and_then(|_| text.parse::<f64>().ok());
-    metric.get("UUID").filter(|_| xid.is_some_and(|xid| xid > 0.0)).map(|uuid| uuid.as_str().into())
+fn xid_accelerator(series: &PrometheusSeries) -> Option<AcceleratorId> {
+    let labels = &series.labels;
+    let xid = labels.get(KIND).filter(|kind| *kind == "xid").and_then(|_| series.number());
+    labels.get("UUID").filter(|_| xid.is_some_and(|xid| xid > 0.0)).map(|uuid| uuid.as_str().into())
 }
 
 /// Returns the accelerator and its fault, if the series reports one.
-fn fault(series: &QuerySeries) -> Option<(AcceleratorId, String)> {
-    let QuerySeries { metric, value: (_, text) } = series;
-    let uuid = metric.get("UUID").filter(|uuid| !uuid.is_empty())?;
-    let value = text.parse::<f64>().ok().filter(|value| value.is_finite() && *value > 0.0)?;
-    let what = match metric.get(KIND)?.as_str() {
+fn fault(series: &PrometheusSeries) -> Option<(AcceleratorId, String)> {
+    let labels = &series.labels;
+    let uuid = labels.get("UUID").filter(|uuid| !uuid.is_empty())?;
+    let value = series.number().filter(|value| value.is_finite() && *value > 0.0)?;
+    let what = match labels.get(KIND)?.as_str() {
         "xid" if !HARMLESS_XIDS.iter().any(|xid| f64::from(*xid) == value) => format!("Xid {value}"),
         "ecc" => format!("{value} uncorrectable memory errors"),
         "remap" => "a memory row could not be remapped".to_owned(),
@@ -163,16 +120,16 @@ fn fault(series: &QuerySeries) -> Option<(AcceleratorId, String)> {
 type SeriesLabels = BTreeMap<String, String>;
 
 /// Pairs memory use with its age, by UUID and labels.
-fn used_with_age(all: Vec<QuerySeries>) -> BTreeMap<(AcceleratorId, SeriesLabels), (Bytes, Millis)> {
+fn used_with_age(all: Vec<PrometheusSeries>) -> BTreeMap<(AcceleratorId, SeriesLabels), (Bytes, Millis)> {
     let mut found: BTreeMap<(AcceleratorId, SeriesLabels), (Option<Bytes>, Option<Millis>)> = BTreeMap::new();
-    for QuerySeries { metric: mut labels, value: (evaluated, text) } in all {
+    for series in all {
+        let (evaluated, number) = (series.evaluated(), series.number());
+        let mut labels = series.labels;
         let kind = labels.remove(KIND);
         labels.remove("__name__");
         let part = labels.get("GPU_I_ID").is_some_and(|part| !part.is_empty());
         let Some(uuid) = labels.get("UUID").filter(|uuid| !uuid.is_empty() && !part) else { continue };
-        let Some(value) = text.parse::<f64>().ok().filter(|value| value.is_finite() && *value >= 0.0) else {
-            continue;
-        };
+        let Some(value) = number.filter(|value| value.is_finite() && *value >= 0.0) else { continue };
         let entry = found.entry((uuid.as_str().into(), labels)).or_default();
         match kind.as_deref() {
             Some("bytes") => entry.0 = Some(Bytes(value as u64)),
@@ -201,17 +158,4 @@ fn pod(labels: &SeriesLabels) -> Option<ObjectName> {
         }
     }
     None
-}
-
-/// Percent-encodes all but letters and digits, for a query value.
-fn encoded(text: &str) -> String {
-    text.bytes().fold(String::new(), |mut out, byte| {
-        if byte.is_ascii_alphanumeric() {
-            out.push(char::from(byte));
-        } else {
-            // Writing to a `String` cannot fail.
-            write!(out, "%{byte:02X}").unwrap_or_default();
-        }
-        out
-    })
 }

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
-use super::{query::parse, *};
-use crate::crd::ledger::ObjectName;
+use super::*;
+use crate::{crd::ledger::ObjectName, prometheus_api};
 
 const NOW: Tick = Tick(1_780_000_000_000);
 
@@ -22,10 +22,14 @@ fn both(labels: &Value, used: &str, age: f64) -> [Value; 2] {
     [used, with("at", None, format!("{}", EVALUATED - age))]
 }
 
+/// Reads an answer with these series.
+fn parse(series: &Value) -> DcgmSamples {
+    let answer = json!({"status": "success", "data": {"resultType": "vector", "result": series}});
+    query::samples(prometheus_api::parse(answer.to_string().as_bytes()).unwrap(), NOW)
+}
+
 fn samples(series: &[[Value; 2]]) -> DcgmSamples {
-    let result: Vec<&Value> = series.iter().flatten().collect();
-    let answer = json!({"status": "success", "data": {"resultType": "vector", "result": result}});
-    parse(answer.to_string().as_bytes(), NOW).unwrap()
+    parse(&series.iter().flatten().cloned().collect())
 }
 
 fn gpu(uuid: &str, pod: &str) -> Value {
@@ -55,9 +59,7 @@ fn bytes_are_believed_rather_than_mebibytes_of_the_same_moment() {
     (bytes["metric"]["rouse"], bytes["value"][1]) = (json!("bytes"), json!("3145729"));
     for order in [[bytes.clone(), mib.clone()], [mib, bytes]] {
         let [first, second] = order;
-        let answer =
-            json!({"status": "success", "data": {"resultType": "vector", "result": [first, at, second]}});
-        let found = parse(answer.to_string().as_bytes(), NOW).unwrap();
+        let found = parse(&json!([first, at, second]));
         assert_eq!(found.used[&AcceleratorId::from("GPU-1")].used, Bytes(3_145_729));
     }
 }
@@ -79,8 +81,7 @@ fn of_several_samples_the_newest_counts_and_what_is_no_accelerator_s_is_left_out
     assert_eq!((one.used, one.at), (Bytes::mib(20), NOW - Millis::secs(5)));
     // Without a time, the sample's age is unknown.
     let [used, _] = both(&gpu("GPU-4", ""), "5", 0.0);
-    let answer = json!({"status": "success", "data": {"resultType": "vector", "result": [used]}});
-    assert_eq!(parse(answer.to_string().as_bytes(), NOW), Ok(DcgmSamples::default()));
+    assert_eq!(parse(&json!([used])), DcgmSamples::default());
 }
 
 #[test]
@@ -99,10 +100,8 @@ fn an_accelerator_with_a_fault_is_named_and_one_whose_program_erred_is_not() {
         ("remap", "1"),
         ("remap", "NaN"),
     ];
-    let result: Vec<Value> = all.into_iter().enumerate().map(series).collect();
-    let answer = json!({"status": "success", "data": {"resultType": "vector", "result": result}});
-    let DcgmSamples { faults: found, with_xid: erred, .. } =
-        parse(answer.to_string().as_bytes(), NOW).unwrap();
+    let result: Value = all.into_iter().enumerate().map(series).collect();
+    let DcgmSamples { faults: found, with_xid: erred, .. } = parse(&result);
     assert_eq!(erred.iter().map(AcceleratorId::as_str).collect::<Vec<_>>(), ["GPU-0", "GPU-1"]);
     let told: Vec<_> = found.iter().map(|(id, why)| format!("{id}: {why}")).collect();
     let expected = [
@@ -111,15 +110,6 @@ fn an_accelerator_with_a_fault_is_named_and_one_whose_program_erred_is_not() {
         "GPU-5: a memory row could not be remapped",
     ];
     assert_eq!(told, expected);
-}
-
-#[test]
-fn what_is_no_answer_says_what_it_is() {
-    let refused = br#"{"status":"error","errorType":"bad_data","error":"parse error"}"#;
-    assert_eq!(parse(refused, NOW), Err(QueryError::Refused("parse error".to_owned())));
-    for other in ["<html>", "{}", r#"{"status":"success","data":{"resultType":"matrix","result":[]}}"#] {
-        assert!(matches!(parse(other.as_bytes(), NOW), Err(QueryError::NotPrometheus(_))), "{other}");
-    }
 }
 
 #[test]
@@ -147,7 +137,7 @@ fn a_sample_is_believed_that_is_young_and_later_than_the_last_sleep() {
 
 #[test]
 fn the_question_can_be_sent() {
-    let uri: http::Uri = query::PATH.parse().unwrap();
+    let uri: http::Uri = prometheus_api::path(&query::QUERY).parse().unwrap();
     assert_eq!(uri.path(), "/api/v1/query");
     assert!(uri.query().unwrap().starts_with("query=label%5Freplace%28DCGM"), "{uri}");
 }

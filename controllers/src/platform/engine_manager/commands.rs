@@ -27,11 +27,8 @@ impl EngineManager {
             Command::Reserve { engine, generation, .. } => self.reserve(engine, generation).await,
             Command::Shrink { engine, bytes: Bytes::ZERO, .. } => {
                 if let Some(placement) = self.reserved.remove(&engine) {
-                    let model = placement.owner.object.clone();
-                    self.change_ledger(
-                        &placement,
-                        LedgerChange::Release { model, replica: engine.replica, done: None },
-                    );
+                    let engine = placement.reservation_owner(engine.replica);
+                    self.change_ledger(&placement, LedgerChange::Release { engine, done: None });
                 }
             }
             Command::Shrink { engine, generation, bytes, host } => {
@@ -41,12 +38,9 @@ impl EngineManager {
                     let bytes = Bytes(
                         bytes.0.div_ceil(u64::from(placement.variant.spec.accelerators.count().max(1))),
                     );
-                    let (model, keeps) =
-                        (placement.owner.object.clone(), SleepingMemory { bytes, host_bytes: host });
-                    self.change_ledger(
-                        &placement,
-                        LedgerChange::MarkAsleep { model, replica: engine.replica, sleeping_memory: keeps },
-                    );
+                    let engine = placement.reservation_owner(engine.replica);
+                    let sleeping_memory = SleepingMemory { bytes, host_bytes: host };
+                    self.change_ledger(&placement, LedgerChange::MarkAsleep { engine, sleeping_memory });
                 }
             }
             Command::Launch { engine, generation, .. } => self.launch(engine, generation).await,
@@ -89,7 +83,7 @@ impl EngineManager {
         }
         let task_placement = self.engine(&engine, generation).and_then(|task| task.placement.clone());
         let sleeps = task_placement.is_some();
-        let Some(placement) = task_placement.or_else(|| self.shared.placement(&engine.model)) else {
+        let Some(placement) = task_placement.or_else(|| self.shared.placement(&engine)) else {
             return self.shared.common.send_event(Event::Conflict { engine, generation }).await;
         };
         let Some(request) = placement.reservation_request(engine.replica) else {
@@ -106,8 +100,9 @@ impl EngineManager {
         }
         // The engine's former reservation lasts until the engine is seen gone. A new reservation would share it and
         // vanish with it.
+        let owner = &request.engine;
         let is_reserved =
-            |orphans: &Vec<EngineReservation>| orphans.iter().any(|entry| entry.replica == engine.replica);
+            |orphans: &Vec<EngineReservation>| orphans.iter().any(|entry| entry.engine == *owner);
         if self.engines.contains(&engine)
             || self.orphans.get(&placement.owner.object).is_some_and(is_reserved)
         {

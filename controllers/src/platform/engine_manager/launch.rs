@@ -27,7 +27,7 @@ impl EngineManager {
             return self.start_external(engine, generation, external, None);
         }
         // The engine runs by what was reserved, even if the objects have changed since.
-        let placement = self.reserved.remove(&engine).or_else(|| self.shared.placement(&engine.model));
+        let placement = self.reserved.remove(&engine).or_else(|| self.shared.placement(&engine));
         let runs = self.engines.contains(&engine);
         let Some(placement) = placement.filter(|_| !runs) else {
             tracing::error!(%engine, %generation, runs, "cannot launch the engine: the engine already runs or has no placement");
@@ -123,7 +123,7 @@ impl EngineManager {
         generation: Generation,
         pod: Option<Arc<EnginePod>>,
     ) {
-        let engine = EngineId::new(placement.engine.name.clone(), replica);
+        let engine = placement.engine_id(replica);
         if self.engines.contains(&engine) {
             return;
         }

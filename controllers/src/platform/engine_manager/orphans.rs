@@ -1,7 +1,7 @@
-//! Stops the engines of models that are not served, and releases their reservations.
+//! Stops the engines of models and variants that are not served, and releases their reservations.
 //!
-//! A model can become invalid, or move to where no pool is, while its engine runs. The leader at that time stops the
-//! engine. A later leader finds Pods that its fleet does not know.
+//! A model can become invalid, lose a variant, or move to where no pool is, while its engine runs. The leader at that
+//! time stops the engine. A later leader finds Pods that its fleet does not know.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -21,36 +21,38 @@ use crate::{
 };
 
 impl EngineManager {
-    /// Scales down the Deployments of Pods that no served model owns.
+    /// Scales down the Deployments of Pods that belong to no variant of a served model.
     pub(in crate::platform) fn scale_down_orphans(&mut self) {
         let placements = self.shared.placements();
         let orphans = self.pods.values().filter(|pod| placements.of_pod(pod).is_none());
         let deployments: BTreeSet<ObjectName> = orphans.filter_map(|pod| pod.deployment.clone()).collect();
         for deployment in deployments {
-            tracing::info!(%deployment, "scaling the Deployment to zero: its model is not served");
+            tracing::info!(%deployment, "scaling the Deployment to zero: its model or variant is not served");
             self.tasks.spawn(scale_to_zero(Arc::clone(&self.shared), deployment));
         }
     }
 
-    /// Keeps this reservation until no Pod of its model is left.
+    /// Keeps this reservation until no Pod of its variant is left.
     pub(in crate::platform) fn keep_orphan(&mut self, reservation: EngineReservation) {
-        self.orphans.entry(reservation.model.clone()).or_default().push(reservation);
+        self.orphans.entry(reservation.engine.model.clone()).or_default().push(reservation);
     }
 
-    /// Releases the reservations of unserved models that have no Pods left.
+    /// Releases the reservations of unserved models and variants that have no Pods left.
     pub(in crate::platform) fn release_orphans(&mut self) {
         let models: Vec<ObjectName> = self.orphans.keys().cloned().collect();
         models.iter().for_each(|model| self.release_orphans_of(model));
     }
 
-    /// Releases the reservations of this unserved model if it has no Pods left.
+    /// Releases this model's reservations of unserved variants that have no Pods left.
     pub(super) fn release_orphans_of(&mut self, model: &ObjectName) {
-        if self.pods.has_pods_of(model) {
-            return;
+        let Some(entries) = self.orphans.remove(model) else { return };
+        let has_pods = |entry: &EngineReservation| self.pods.has_pods_of(model, &entry.engine.variant);
+        let (kept, released): (Vec<_>, Vec<_>) = entries.into_iter().partition(has_pods);
+        if !kept.is_empty() {
+            self.orphans.insert(model.clone(), kept);
         }
-        for entry in self.orphans.remove(model).into_iter().flatten() {
-            let release = LedgerChange::Release { model: entry.model, replica: entry.replica, done: None };
-            self.change_pool_ledger(&entry.pool, release);
+        for EngineReservation { pool, engine, .. } in released {
+            self.change_pool_ledger(&pool, LedgerChange::Release { engine, done: None });
         }
     }
 }

@@ -82,7 +82,9 @@ impl EngineManager {
             return;
         }
         let placements = self.shared.placements();
-        let Some(placement) = placements.of_label(&labels.namespace, &labels.model) else { return };
+        let Some(placement) = placements.of_labels(&labels.namespace, &labels.model, &labels.variant) else {
+            return;
+        };
         let deployment = placement.deployment_of(&labels.template_hash);
         for pod in idle {
             tracing::info!(pod = %pod.name, %deployment, "releasing surplus Pod: no engine needs it");

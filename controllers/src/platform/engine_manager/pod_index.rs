@@ -1,4 +1,4 @@
-//! The engine Pods of the cluster, by name, by Deployment and by InferenceModel.
+//! The engine Pods of the cluster, by name, by Deployment, and by InferenceModel and variant.
 
 #[cfg(test)]
 mod tests;
@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use rouse::units::Tick;
+use rouse::{model::VariantName, units::Tick};
 
 use crate::{crd::ledger::ObjectName, engine_pod::EnginePod};
 
@@ -18,6 +18,7 @@ pub(in crate::platform) struct PodLabels {
     pub(in crate::platform) namespace: String,
     /// Label value of the model's name.
     pub(in crate::platform) model: String,
+    pub(in crate::platform) variant: VariantName,
     pub(in crate::platform) template_hash: String,
 }
 
@@ -26,18 +27,19 @@ impl PodLabels {
         Self {
             namespace: pod.name.namespace.clone(),
             model: pod.model.clone(),
+            variant: pod.variant.clone(),
             template_hash: pod.template_hash.clone(),
         }
     }
 }
 
-/// Pods, and which of them a Deployment or a model has.
+/// Pods, and which of them a Deployment or a variant of a model has.
 #[derive(Debug, Default)]
 pub(in crate::platform) struct PodIndex {
     pods: BTreeMap<ObjectName, Arc<EnginePod>>,
     deployments: BTreeMap<PodLabels, DeploymentPods>,
-    /// Number of Pods, by the InferenceModel that owns them.
-    models: BTreeMap<ObjectName, usize>,
+    /// Number of Pods, by the InferenceModel that owns them and by variant.
+    variants: BTreeMap<(ObjectName, VariantName), usize>,
     /// Pods that no engine needed and that were already given up.
     surplus: BTreeSet<ObjectName>,
 }
@@ -73,7 +75,7 @@ impl PodIndex {
             labelled.free.insert((pod.created, pod.name.clone()));
         }
         if let Some(model) = &pod.object {
-            *self.models.entry(model.clone()).or_default() += 1;
+            *self.variants.entry((model.clone(), pod.variant.clone())).or_default() += 1;
         }
         self.pods.insert(pod.name.clone(), pod);
     }
@@ -105,9 +107,9 @@ impl PodIndex {
         self.deployments.contains_key(labels)
     }
 
-    /// Whether any Pod belongs to this InferenceModel.
-    pub(in crate::platform) fn has_pods_of(&self, model: &ObjectName) -> bool {
-        self.models.contains_key(model)
+    /// Whether any Pod belongs to this variant of this InferenceModel.
+    pub(in crate::platform) fn has_pods_of(&self, model: &ObjectName, variant: &VariantName) -> bool {
+        self.variants.contains_key(&(model.clone(), variant.clone()))
     }
 
     /// Marks the Pod as given up. Returns false if it was before.
@@ -129,12 +131,12 @@ impl PodIndex {
                 self.deployments.remove(&labels);
             }
         }
-        if let Some(model) = &pod.object
-            && let Some(count) = self.models.get_mut(model)
-        {
+        let Some(model) = &pod.object else { return };
+        let variant = (model.clone(), pod.variant.clone());
+        if let Some(count) = self.variants.get_mut(&variant) {
             *count -= 1;
             if *count == 0 {
-                self.models.remove(model);
+                self.variants.remove(&variant);
             }
         }
     }

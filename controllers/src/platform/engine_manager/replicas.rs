@@ -60,6 +60,7 @@ impl EngineManager {
         let labels = PodLabels {
             namespace: deployment.namespace.clone(),
             model: desired.placement.label.clone(),
+            variant: desired.placement.variant.name.clone(),
             template_hash: deployment.name.rsplit('-').next().unwrap_or_default().to_owned(),
         };
         let (desired, desired_rx) = watch::channel(desired);
@@ -71,7 +72,7 @@ impl EngineManager {
 
     /// Ends the scaler of a Deployment of which nothing is left and that gets no new engines.
     ///
-    /// The current Deployment of a served model keeps its scaler.
+    /// The current Deployment of a served variant keeps its scaler.
     pub(super) fn end_unused_scaler(&mut self, deployment: &ObjectName) {
         let Some(scaler) = self.scalers.get(deployment) else { return };
         let labels = &scaler.labels;
@@ -82,8 +83,8 @@ impl EngineManager {
             return;
         }
         let placements = self.shared.placements();
-        let model = placements.of_label(&labels.namespace, &labels.model);
-        if model.is_none_or(|placement| placement.deployment() != *deployment) {
+        let variant = placements.of_labels(&labels.namespace, &labels.model, &labels.variant);
+        if variant.is_none_or(|placement| placement.deployment() != *deployment) {
             tracing::debug!(%deployment, "the Deployment is no longer used: its scaler ends");
             self.scalers.remove(deployment);
         }

@@ -69,12 +69,18 @@ mod tests {
     use std::sync::Arc;
 
     use proptest::prelude::*;
+    use rouse::model::VariantName;
 
     use super::*;
     use crate::platform::{ModelPlacement, testing};
 
     fn labels(number: u32) -> PodLabels {
-        PodLabels { namespace: "chat".to_owned(), model: format!("m{number}"), template_hash: "t".to_owned() }
+        PodLabels {
+            namespace: "chat".to_owned(),
+            model: format!("m{number}"),
+            variant: VariantName::default(),
+            template_hash: "t".to_owned(),
+        }
     }
 
     fn scaler(

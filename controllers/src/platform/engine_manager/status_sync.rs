@@ -15,7 +15,7 @@ use super::EngineManager;
 use crate::{
     crd::{
         inference_model::{EngineState, EngineStatus},
-        ledger::ObjectName,
+        ledger::{ObjectName, ReservationOwner},
     },
     published::{self, PublishedModel},
 };
@@ -50,13 +50,15 @@ impl PublishedIndex {
     /// Returns the published state of this engine generation.
     pub(in crate::platform) fn state(
         &self,
-        object: &ObjectName,
-        replica: u32,
+        engine: &ReservationOwner,
         generation: Generation,
     ) -> Option<EngineState> {
-        let mut engines = self.statuses.get(object)?.engines.iter();
-        let own = engines.find(|status| (status.replica, status.generation) == (replica, generation.0))?;
-        Some(own.state)
+        let mut engines = self.statuses.get(&engine.model)?.engines.iter();
+        let is_own = |status: &&EngineStatus| {
+            (status.replica, status.generation) == (engine.replica, generation.0)
+                && status.variant == engine.variant.as_str()
+        };
+        Some(engines.find(is_own)?.state)
     }
 
     /// Stores the status and returns the earlier one. A deleted object leaves no entry.
@@ -84,7 +86,7 @@ impl EngineManager {
     pub(super) fn is_published(&self, engine: &EngineId) -> bool {
         let mut engines =
             self.published.of_model(&engine.model).flat_map(|published_model| &published_model.engines);
-        engines.any(|status| status.replica == engine.replica)
+        engines.any(|status| status.replica == engine.replica && status.variant == engine.variant.as_str())
     }
 
     /// Stores a published status. On a follower, it also forwards the status as the engines' state.
@@ -104,20 +106,20 @@ impl EngineManager {
 
     async fn send_learned(&self, published_model: &PublishedModel) {
         if let Some(learned) = published_model.learned {
-            self.shared
-                .common
-                .send_event(Event::MeasurementsRestored { model: published_model.model.clone(), learned })
-                .await;
+            let model = published_model.model.clone();
+            // The status has those of the cheapest variant.
+            let variant = self.shared.placements().cheapest_variant(&model).cloned().unwrap_or_default();
+            self.shared.common.send_event(Event::MeasurementsRestored { model, variant, learned }).await;
         }
     }
 
     pub(super) async fn forward(&self, published_model: &PublishedModel, before: &[EngineStatus]) {
         self.send_learned(published_model).await;
-        let placement = self.shared.placement(&published_model.model);
-        let fingerprint = placement.as_ref().map_or(0, |placement| placement.variant.spec.fingerprint);
-        let pool = placement.as_ref().and_then(|placement| placement.pool.clone());
         for status in &published_model.engines {
-            let accelerators = pool.iter().map(|pool| pool.as_str().into()).collect();
+            let placement = self.shared.variant_placement(&published_model.model, &status.variant());
+            let fingerprint = placement.as_ref().map_or(0, |placement| placement.variant.spec.fingerprint);
+            let pool = placement.as_ref().and_then(|placement| placement.pool.as_deref());
+            let accelerators = pool.into_iter().map(Into::into).collect();
             self.send_published(
                 &published_model.model,
                 status,
@@ -126,7 +128,9 @@ impl EngineManager {
             .await;
         }
         let is_removed = |known: &&EngineStatus| {
-            !published_model.engines.iter().any(|status| status.replica == known.replica)
+            let is_same =
+                |status: &EngineStatus| status.replica == known.replica && status.variant == known.variant;
+            !published_model.engines.iter().any(is_same)
         };
         for status in before.iter().filter(is_removed) {
             self.send_published(&published_model.model, status, None).await;
@@ -139,7 +143,7 @@ impl EngineManager {
         status: &EngineStatus,
         published: Option<Told>,
     ) {
-        let engine = EngineId::new(model.clone(), status.replica);
+        let engine = EngineId::of_variant(model.clone(), status.variant(), status.replica);
         let generation = Generation(status.generation);
         self.shared.common.send_event(Event::Published { engine, generation, published }).await;
     }
@@ -162,19 +166,27 @@ mod tests {
             let status = json!({"pod": "p", "replica": replica, "generation": generation, "state": state});
             serde_json::from_value(status).unwrap()
         };
+        let large = EngineStatus { variant: "large".to_owned(), ..engine(0, 7, EngineState::Asleep) };
         let object = ObjectName::new("chat", "o0");
         let mut index = PublishedIndex::default();
         index.insert(Arc::new(PublishedModel {
             object: object.clone(),
             model: ModelName::from("m0"),
-            engines: vec![engine(0, 7, EngineState::Awake), engine(1, 8, EngineState::Waking)],
+            engines: vec![engine(0, 7, EngineState::Awake), engine(1, 8, EngineState::Waking), large],
             last_request: Tick(0),
             learned: None,
         }));
-        let state = |replica, generation| index.state(&object, replica, Generation(generation));
+        let owner = |model: &ObjectName, variant: &str, replica| {
+            let (model, variant) = (model.clone(), variant.into());
+            ReservationOwner { model, variant, replica }
+        };
+        let state =
+            |replica, generation| index.state(&owner(&object, "default", replica), Generation(generation));
         assert_eq!((state(0, 7), state(1, 8)), (Some(EngineState::Awake), Some(EngineState::Waking)));
         assert_eq!((state(0, 6), state(0, 8), state(2, 7)), (None, None, None));
-        assert_eq!(index.state(&ObjectName::new("other", "o0"), 0, Generation(7)), None);
+        assert_eq!(index.state(&owner(&object, "large", 0), Generation(7)), Some(EngineState::Asleep));
+        let other = ObjectName::new("other", "o0");
+        assert_eq!(index.state(&owner(&other, "default", 0), Generation(7)), None);
     }
 
     proptest! {

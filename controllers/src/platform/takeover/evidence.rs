@@ -27,10 +27,14 @@ pub(super) fn shows_serving(
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use rouse::model::SleepLevel;
+    use rouse::model::{SleepLevel, VariantName};
 
     use super::*;
-    use crate::{crd::ledger::ObjectName, engine_pod::PodFailure, platform::testing};
+    use crate::{
+        crd::ledger::{ObjectName, ReservationOwner},
+        engine_pod::PodFailure,
+        platform::testing,
+    };
 
     const STATES: [EngineState; 10] = [
         EngineState::Launching,
@@ -50,8 +54,9 @@ mod tests {
     }
 
     fn reservation(placed: bool) -> EngineReservation {
-        let (pool, model) = ("h100".to_owned(), ObjectName::new("chat", "m0"));
-        EngineReservation { pool, model, replica: 0, asleep: !placed, placed }
+        let (model, variant) = (ObjectName::new("chat", "m0"), VariantName::default());
+        let engine = ReservationOwner { model, variant, replica: 0 };
+        EngineReservation { pool: "h100".to_owned(), engine, asleep: !placed, placed }
     }
 
     #[test]

@@ -35,8 +35,7 @@ async fn stamp_one(shared: &Arc<KubernetesContext>, pool: String) -> Vec<EngineR
                     pool: pool.clone(),
                     asleep: entry.state == ReservationState::Asleep,
                     placed: entry.state == ReservationState::Placed,
-                    model: entry.model,
-                    replica: entry.replica,
+                    engine: entry.owner(),
                 });
                 return booked.collect();
             }

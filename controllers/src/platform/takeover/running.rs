@@ -51,11 +51,11 @@ pub(super) async fn find(
         let placement = placements.of_pod(pod);
         if let (Some(placement), Some((replica, generation)), Some(ip)) = (placement, pod.engine, pod.address)
         {
-            let object = &placement.owner.object;
-            let state = published.state(object, replica, generation);
-            let asked = !evidence::shows_serving(pod, state, reservations.of(object, replica));
+            let owner = placement.reservation_owner(replica);
+            let state = published.state(&owner, generation);
+            let asked = !evidence::shows_serving(pod, state, reservations.of(&owner));
             let runs = RunningEngine {
-                engine: EngineId::new(placement.engine.name.clone(), replica),
+                engine: placement.engine_id(replica),
                 generation,
                 placement: reservations.with_reserved_pool(placement, replica),
                 pod: Arc::clone(pod),

@@ -64,6 +64,21 @@ fn an_explanation_says_why_and_who_holds_the_memory() {
 }
 
 #[test]
+fn an_explanation_says_how_many_engines_a_variant_should_have_and_why() {
+    let explanation = serde_json::from_str(
+        r#"{"model": "m", "state": "awake", "waiting": 0, "leases": 1, "at": 3723004, "reason": "awake; in use",
+            "variants": {
+                "default": {"current": 1, "asleep": 1, "target": 2, "targetReason": "the queues are too long"},
+                "l4": {"current": 3, "asleep": 0}}}"#,
+    )
+    .unwrap();
+    let text = render_explanation(&explanation, false);
+    let expected =
+        "  awake; in use\n  has 1 of 2 engines (the queues are too long), 1 asleep\n  l4: has 3 engines\n";
+    assert!(text.contains(expected), "{text}");
+}
+
+#[test]
 fn an_explanation_counts_the_holders_that_it_does_not_list() {
     let explanation = serde_json::from_str(
         r#"{"model": "m", "state": "asleep", "waiting": 3, "leases": 0, "at": 3723004, "reason": "",

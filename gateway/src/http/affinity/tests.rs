@@ -7,8 +7,8 @@ use tokio::{sync::watch, time::Instant};
 use super::*;
 use crate::{
     http::testing::{
-        CannedEngine, InProcessGateway, MODEL, RawHttpResponse, completion_request, json_response,
-        raw_request, refused_address, wait_until_no_leases,
+        CannedEngine, InProcessGateway, MODEL, RawHttpResponse, change_model, completion_request,
+        json_response, raw_request, refused_address, wait_until_no_leases,
     },
     serve::ShutdownStage,
 };
@@ -152,6 +152,38 @@ async fn a_dying_engine_takes_only_its_own_requests_along() {
 }
 
 #[tokio::test]
+async fn a_stub_is_asked_for_the_load_now_and_then_and_its_report_stays_in_the_gateway() {
+    let report = "endpoint-load-metrics: TEXT named_metrics.num_requests_waiting=4";
+    let answer = format!("HTTP/1.1 200 OK\r\n{report}\r\ncontent-length: 2\r\n\r\n{{}}");
+    for stub in [true, false] {
+        let gateway = InProcessGateway::start(|config| change_model(config, |model| model.stub = stub));
+        let (mut engines, _gates) = engines(&gateway, &[answer.clone(), answer.clone()]).await;
+        for session in 0..40 {
+            // A client's own wish ends at the gateway.
+            let headers = format!("x-session-id: {session}\r\nendpoint-load-metrics-format: JSON\r\n");
+            let request = raw_request("POST /v1/chat/completions", &headers, &turn(0, 0));
+            let answer = ask(&gateway, &request).await;
+            assert_eq!((answer.status, answer.header("endpoint-load-metrics")), (200, None));
+        }
+        let routes = crate::http::DriverApi::routes(&*gateway.driver);
+        let route = routes.models.get(&MODEL.into()).unwrap();
+        for (engine, endpoint) in engines.iter_mut().zip(&route.endpoints) {
+            let (mut plain, mut asking) = (0, 0);
+            while let Ok(request) = engine.requests.try_recv() {
+                let wishes = request.matches("endpoint-load-metrics-format: ").count();
+                assert_eq!(wishes, request.matches("endpoint-load-metrics-format: TEXT\r\n").count());
+                asking += wishes;
+                plain += 1 - wishes;
+            }
+            // Readings are asked for every two seconds, which is longer than these requests take.
+            assert!(plain > asking && (asking > 0) == stub, "{plain} plain, {asking} asking");
+            let waiting = endpoint.activity.load().latest().and_then(|(load, _)| load.waiting);
+            assert_eq!(waiting, stub.then_some(4.0));
+        }
+    }
+}
+
+#[tokio::test]
 async fn what_goes_on_from_a_response_goes_to_the_engine_that_made_it() {
     let gateway = InProcessGateway::start(|_| {});
     let (_engines, _gates) = engines(&gateway, &numbered(4)).await;
@@ -177,7 +209,7 @@ async fn what_goes_on_from_a_response_goes_to_the_engine_that_made_it() {
         let body = Bytes::from(body);
         let head = openai::routing_fields::peek(&body).unwrap();
         let ties = AffinityKeys::from_request(&head, &body, true, AffinityPolicy::None).await;
-        let (taken, _lease) = ties.take_lease(&core, route, &HeaderMap::new(), None).unwrap();
+        let (taken, _lease) = ties.take_lease(&core, route, &HeaderMap::new(), None, true).unwrap();
         assert_eq!(taken.engine, endpoint.engine);
     }
 }

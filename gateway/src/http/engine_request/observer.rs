@@ -8,6 +8,7 @@ use rouse::{
     units::Millis,
 };
 use rouse_net::{
+    engine_load::EngineLoad,
     openai::{self, sse::ResponseFacts},
     relay::{ExchangeOutcome, RelayObserver},
 };
@@ -64,6 +65,12 @@ impl RelayObserver for RequestExchangeObserver {
         self.context.set_phase(DisconnectPhase::Streaming);
         if let Some(attempted) = &mut self.attempt {
             attempted.head(status, &self.context);
+        }
+    }
+
+    fn load_report(&mut self, load: &EngineLoad) {
+        if let Some(attempted) = &self.attempt {
+            attempted.load_report(load);
         }
     }
 

@@ -8,7 +8,7 @@ use rouse::{
         command::Command,
         event::{CanaryVerdict, Event},
     },
-    model::{AcceleratorId, EngineId},
+    model::{AcceleratorId, EngineId, VariantName},
     units::{Generation, Millis},
 };
 use tokio::{
@@ -74,7 +74,8 @@ impl LocalSupervisor {
     async fn adopt(&mut self) {
         let learned = self.shared.store.learned();
         for (model, learned) in learned {
-            self.shared.common.send_event(Event::MeasurementsRestored { model, learned }).await;
+            let variant = VariantName::default();
+            self.shared.common.send_event(Event::MeasurementsRestored { model, variant, learned }).await;
         }
         for (local_engine, process, start) in adopt::adopt_all(&self.shared).await {
             let (id, generation) = (local_engine.client.id.clone(), local_engine.client.generation);

@@ -1,6 +1,7 @@
 //! Tests with real processes: engine-sim run out of this test binary, and shell scripts if the process is the subject.
 
 mod adoption;
+mod load;
 mod stopping;
 
 use std::{fs, path::Path, time::Duration};

@@ -3,7 +3,15 @@
 //! A stub here has the gate of a real one (orders close and open it, a drain waits for its requests), and an engine
 //! answers chats. Neither fences by epoch nor checks tokens: other tests do.
 
-use std::{io, net::Ipv4Addr, sync::Arc};
+use std::{
+    fmt::Write as _,
+    io,
+    net::Ipv4Addr,
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
 
 use rouse::units::Generation;
 use rouse_controllers::workload::{PROXY_PORT, SPI_PORT};
@@ -20,6 +28,24 @@ use super::wire::{StubConnection, StubRequest, TOKEN_TIME};
 
 /// What the kubelet's probe of a Pod's stub finds from now on: the Pod's name, and whether it is ready.
 pub(super) type PodReadiness = (String, bool);
+
+/// Whether engines have metrics. Most checks are of a fleet without any.
+static HAS_METRICS: AtomicBool = AtomicBool::new(false);
+
+/// A page as large as one of vLLM.
+static METRICS: LazyLock<String> = LazyLock::new(|| {
+    let mut page = "vllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0.4\n".to_owned();
+    for bucket in 0..400 {
+        let labels = format!("engine=\"0\",le=\"{bucket}.0\",model_name=\"organisation/model\"");
+        writeln!(page, "vllm:e2e_request_latency_seconds_bucket{{{labels}}} {bucket}").unwrap();
+    }
+    page
+});
+
+/// From now on all engines have metrics.
+pub(super) fn serve_metrics() {
+    HAS_METRICS.store(true, Relaxed);
+}
 
 /// The stub and the engine of one Pod.
 struct Stub {
@@ -138,6 +164,7 @@ impl Stub {
         let Some(_lease) = StubLease::of(&self.gate) else { return connection.reply_gated().await };
         match (&*request.method, &*request.path) {
             ("GET", "/health") => connection.reply(200, &json!({})).await,
+            ("GET", "/metrics") if HAS_METRICS.load(Relaxed) => connection.reply_text(&METRICS).await,
             ("POST", "/v1/chat/completions") => {
                 let body: Value = serde_json::from_slice(&request.body).ok()?;
                 let tokens = body["max_tokens"].as_u64().unwrap_or(1);

@@ -66,6 +66,12 @@ impl StubConnection {
         self.reply_marked(status, "", body).await
     }
 
+    /// Sends a text. `None`: the client is gone.
+    pub(super) async fn reply_text(&mut self, body: &str) -> Option<()> {
+        let head = "HTTP/1.1 200 OK\r\nContent-Type: text/plain";
+        self.send(&format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len())).await
+    }
+
     /// Sends the 503 of a closed gate.
     pub(super) async fn reply_gated(&mut self) -> Option<()> {
         let mark = format!("{GATED_HEADER}: 1\r\n");

@@ -2,48 +2,72 @@
 //!
 //! Each turn of a conversation sends all of it again, a little longer at the end. Its beginning stays the same: the
 //! system prompt, and the first other message. These are hashed as they stand in the body. Only the first few KiB of
-//! each text count. That distinguishes conversations, including two with the same long system prompt, since their first
+//! each text count. That distinguishes conversations, including two with the same system prompt, since their first
 //! messages differ.
+//!
+//! Where the system prompt is most of the request, it is most of what a cache can save. So the hash then covers the
+//! system prompt alone, and the conversations that share it share an engine. As a conversation grows longer than its
+//! system prompt, it moves once.
 
 use memchr::memchr2;
 
+use super::ConversationKey;
 use crate::openai::hash::StableHasher;
 
 /// Hashed bytes of the system prompt, and of each message.
 const MAX_HASHED_BYTES: usize = 4 << 10;
+/// A shorter system prompt costs an engine less than an uneven spread of the requests would.
+const MIN_SHARED_BYTES: usize = 2 << 10;
 
 /// Hashes a conversation's beginning. `system`: the system prompts apart from the messages, in a fixed order. All
 /// arguments are valid JSON.
-pub(super) fn hash(system: [Option<&[u8]>; 2], messages: Option<&[u8]>) -> Option<u64> {
-    let mut hasher = StableHasher::default();
-    let mut any = false;
-    for text in system.into_iter().flatten() {
-        any = true;
-        hasher.write(cut(text));
-    }
+pub(super) fn key(system: [Option<&[u8]>; 2], messages: Option<&[u8]>) -> Option<ConversationKey> {
+    let mut beginning = Beginning::default();
+    system.into_iter().flatten().for_each(|text| beginning.add_system(text));
     let messages = messages.unwrap_or_default();
-    if messages.first() != Some(&b'[') {
-        any |= !messages.is_empty();
-        hasher.write(cut(messages));
-    } else {
+    let separate_bytes = beginning.system_bytes;
+    // A text has no roles, nor has an array of texts or tokens.
+    let mut first = (messages.len() > "[]".len() || messages.first() != Some(&b'[')).then_some(messages);
+    let mut is_last = true;
+    if messages.first() == Some(&b'[') {
         let mut rest = messages;
         while let Some(begin) = rest.iter().position(|byte| *byte == b'{') {
-            any = true;
             let (_, found) = rest.split_at(begin);
             let message = PrefixMessage::parse_first(found);
-            hasher.write(cut(message.text));
+            rest = found.get(message.text.len()..).unwrap_or_default();
             if !message.is_system {
+                first = Some(message.text);
+                is_last = !rest.trim_ascii_start().starts_with(b",");
                 break;
             }
-            rest = found.get(message.text.len()..).unwrap_or_default();
-        }
-        // An array of texts or tokens has no roles.
-        if !any && messages.len() > "[]".len() {
-            any = true;
-            hasher.write(cut(messages));
+            first = None;
+            beginning.add_system(message.text);
         }
     }
-    any.then(|| hasher.finish())
+    let own_bytes = (separate_bytes + messages.len()).saturating_sub(beginning.system_bytes);
+    if beginning.system_bytes >= own_bytes.max(MIN_SHARED_BYTES) {
+        return Some(ConversationKey { hash: beginning.hasher.finish(), is_new: false });
+    }
+    let first = first.filter(|text| !text.is_empty());
+    if let Some(text) = first {
+        beginning.hasher.write(cut(text));
+    }
+    let any = first.is_some() || beginning.system_bytes > 0;
+    any.then(|| ConversationKey { hash: beginning.hasher.finish(), is_new: is_last })
+}
+
+/// The system prompts found so far.
+#[derive(Default)]
+struct Beginning {
+    hasher: StableHasher,
+    system_bytes: usize,
+}
+
+impl Beginning {
+    fn add_system(&mut self, text: &[u8]) {
+        self.hasher.write(cut(text));
+        self.system_bytes += text.len();
+    }
 }
 
 fn cut(text: &[u8]) -> &[u8] {

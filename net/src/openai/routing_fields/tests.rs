@@ -124,9 +124,13 @@ fn hints_are_taken_as_they_come_and_never_refused() {
     }
 }
 
-fn prefix(rest: &str) -> Option<u64> {
+fn key(rest: &str) -> Option<ConversationKey> {
     let body = format!(r#"{{"model":"m",{rest}}}"#);
-    peek(body.as_bytes()).unwrap().prefix.hash(body.as_bytes())
+    peek(body.as_bytes()).unwrap().prefix.key(body.as_bytes())
+}
+
+fn prefix(rest: &str) -> Option<u64> {
+    key(rest).map(|key| key.hash)
 }
 
 #[test]
@@ -162,13 +166,46 @@ fn a_long_beginning_is_hashed_up_to_its_limit() {
     let of = |tail: &str| prefix(&format!(r#""messages":[{{"role":"user","content":"{long}{tail}"}}]"#));
     assert_eq!(of("a"), of("b"));
     let after = |first: &str| {
+        let rest = "y".repeat(6000);
         prefix(&format!(
-            r#""messages":[{{"role":"system","content":"{long}"}},{{"role":"user","content":"{first}"}}]"#
+            r#""messages":[{{"role":"system","content":"{long}"}},{{"role":"user","content":"{first}{rest}"}}]"#
         ))
     };
-    assert_ne!(after("a"), after("b"), "a long system prompt hides no conversation");
+    assert_ne!(after("a"), after("b"), "a long system prompt hides no longer conversation");
     let text = |tail: &str| prefix(&format!(r#""prompt":"{long}{tail}""#));
     assert_eq!(text("a"), text("b"));
+}
+
+#[test]
+fn conversations_share_a_key_while_their_system_prompt_is_most_of_them() {
+    let system = |length: usize| format!(r#"{{"role":"system","content":"{}"}}"#, "x".repeat(length));
+    let turns = |system: &str, first: &str, more: usize| {
+        let user = format!(r#"{{"role":"user","content":"{first}"}}"#);
+        let answer = format!(r#",{{"role":"assistant","content":"{}"}},{user}"#, "y".repeat(more));
+        let rest = if more > 0 { answer } else { String::new() };
+        key(&format!(r#""messages":[{system},{user}{rest}]"#)).unwrap()
+    };
+    let long = system(3000);
+    assert_eq!(turns(&long, "a", 0), turns(&long, "b", 0));
+    assert_eq!(turns(&long, "a", 0), turns(&long, "b", 2000));
+    assert_ne!(turns(&long, "a", 4000).hash, turns(&long, "b", 4000).hash);
+    assert_ne!(turns(&system(3001), "a", 0), turns(&long, "a", 0));
+    assert_ne!(turns(&system(1000), "a", 0), turns(&system(1000), "b", 0), "it is short");
+    let apart = |first: &str| key(&format!(r#""system":"{}","messages":{first}"#, "x".repeat(3000)));
+    assert_eq!(apart(r#"[{"role":"user","content":"a"}]"#), apart(r#"[{"role":"user","content":"b"}]"#));
+    assert_eq!(apart("[]"), apart("null"));
+}
+
+#[test]
+fn only_the_first_turn_of_a_conversation_is_new() {
+    let is_new = |rest: &str| key(rest).map(|key| key.is_new);
+    let (system, user) = (r#"{"role":"system","content":"s"}"#, r#"{"role":"user","content":"a"}"#);
+    assert_eq!(is_new(&format!(r#""messages":[{user}]"#)), Some(true));
+    assert_eq!(is_new(&format!(r#""messages":[{system},{user} ]"#)), Some(true));
+    assert_eq!(is_new(&format!(r#""messages":[{system},{user} , {user}]"#)), Some(false));
+    assert_eq!(is_new(r#""prompt":"a""#), Some(true));
+    let long = format!(r#""system":"{}","messages":[{user}]"#, "x".repeat(3000));
+    assert_eq!(is_new(&long), Some(false), "others began the same");
 }
 
 #[test]

@@ -16,6 +16,7 @@ fn to_engine(headers: &mut HeaderMap, authorization: Option<HeaderValue>, length
             request_id: None,
             length: Some(length as u64),
             identity_encoding: identity,
+            load_report: false,
         },
     );
     *headers = HeaderMap::new();
@@ -79,6 +80,7 @@ fn what_belongs_to_the_clients_connection_or_person_does_not_reach_the_engine() 
         ("expect", "100-continue"),
         ("content-length", "999"),
         ("x-rouse-gate", "closed"),
+        ("endpoint-load-metrics-format", "JSON"),
         ("accept-encoding", "gzip"),
         ("content-type", "application/json"),
         ("traceparent", "00-1-2-01"),
@@ -118,10 +120,28 @@ fn the_id_that_is_given_takes_the_place_of_the_clients() {
         request_id: Some(&id),
         length: Some(0),
         identity_encoding: false,
+        load_report: false,
     };
     let mut out = Vec::new();
     super::to_engine(&mut out, &headers, overrides);
     let wanted = "x-custom: 1\r\nhost: h\r\nx-request-id: ours\r\ncontent-length: 0\r\n";
+    assert_eq!(std::str::from_utf8(&out), Ok(wanted));
+}
+
+#[test]
+fn a_stub_is_asked_for_a_load_report_only_by_the_gateway_itself() {
+    let headers = map(&[("endpoint-load-metrics-format", "JSON")]);
+    let overrides = HeaderOverrides {
+        host: "h",
+        authorization: None,
+        request_id: None,
+        length: Some(0),
+        identity_encoding: false,
+        load_report: true,
+    };
+    let mut out = Vec::new();
+    super::to_engine(&mut out, &headers, overrides);
+    let wanted = "host: h\r\nendpoint-load-metrics-format: TEXT\r\ncontent-length: 0\r\n";
     assert_eq!(std::str::from_utf8(&out), Ok(wanted));
 }
 
@@ -145,6 +165,9 @@ fn an_engine_does_not_speak_for_the_gateway_to_browsers() {
         ("access-control-allow-credentials", "true"),
         ("set-cookie", "a=b"),
         ("set-cookie", "c=d"),
+        ("endpoint-load-metrics", "TEXT named_metrics.x=1"),
+        ("endpoint-load-metrics-bin", "CZqZmZmZmbk/"),
+        ("endpoint-load-metrics-json", "{}"),
         ("x-custom", "1"),
     ]);
     to_client(&mut headers, false, false);

@@ -38,6 +38,26 @@ async fn frames_pass_as_they_come_and_the_lease_lasts_until_the_last_byte() {
     assert_eq!(observer.ends().len(), 1, "dropping what has ended ends nothing");
 }
 
+#[tokio::test]
+async fn a_load_report_goes_to_the_observer_that_asked_and_never_to_the_client() {
+    for asks in [false, true] {
+        let engine = ListeningEngine::start().await;
+        let core = Core { wants_load_report: asks, ..Core::new(engine.address()) };
+        let observer = RecordingObserver::default();
+        let (answer, request) = tokio::join!(core.send(false, &observer), async {
+            let mut peer = engine.accept().await;
+            let request = peer.request().await;
+            let report = "endpoint-load-metrics: TEXT named_metrics.num_requests_waiting=4";
+            peer.write(&format!("HTTP/1.1 200 OK\r\n{report}\r\ncontent-length: 0\r\n\r\n")).await;
+            request
+        });
+        assert_eq!(request.contains("endpoint-load-metrics-format: TEXT\r\n"), asks, "{request}");
+        assert!(!answer.unwrap().headers().contains_key("endpoint-load-metrics"));
+        let waiting = observer.0.borrow().load.and_then(|load| load.waiting);
+        assert_eq!(waiting, asks.then_some(4.0));
+    }
+}
+
 async fn whole(stream: bool, script: &'static str) -> (Response<String>, Result<(), Fault>, Core, Peer) {
     let engine = ListeningEngine::start().await;
     let core = Core::new(engine.address());

@@ -14,7 +14,11 @@ use crate::{
     fleet::{
         command::Command,
         explain::ModelReason,
-        plan::{PlanBuilder, Planner, admit::AdmitOutcome, place::PlacementCandidate},
+        plan::{
+            PlanBuilder, Planner,
+            admit::{AdmitOutcome, turn_order::AdmissionClass},
+            place::PlacementCandidate,
+        },
         state::ledger::amount::ResourceAmount,
     },
     model::{AcceleratorId, EngineId, ModelName},
@@ -124,7 +128,11 @@ impl PlanBuilder<'_> {
     }
 
     /// Takes the turn of an engine whose dependencies do not serve; `None` if the engine may start alone.
-    pub(in crate::fleet) fn start_closure(&mut self, id: &EngineId, may_evict: bool) -> Option<AdmitOutcome> {
+    pub(in crate::fleet) fn start_closure(
+        &mut self,
+        id: &EngineId,
+        class: AdmissionClass,
+    ) -> Option<AdmitOutcome> {
         if let Some(broken) = self.planner.dependencies.closure_error(&id.model) {
             let mut reason = ModelReason::starting(broken);
             reason.refuses_waiters = true;
@@ -135,7 +143,7 @@ impl PlanBuilder<'_> {
             return None;
         }
         let missing = self.planner.first_missing(&id.model)?.clone();
-        if !may_evict {
+        if class != AdmissionClass::First {
             self.set_reason(
                 id,
                 ModelReason::starting("waiting until all its dependencies serve").naming(&missing),
@@ -237,7 +245,7 @@ impl PlanBuilder<'_> {
         self.closure_attempt = Some(ClosureAttempt { root: id.clone(), reserves, claimed: BTreeMap::new() });
         let (mut worst, mut last) = (AdmitOutcome::Placed, None);
         for member in members {
-            let outcome = self.bring_up(member, true);
+            let outcome = self.bring_up(member, AdmissionClass::First);
             if outcome > worst {
                 worst = outcome;
                 last = self.reasons.get(&member.model).map(|reason| (member.clone(), reason.clone()));
@@ -253,7 +261,7 @@ impl PlanBuilder<'_> {
             self.planner.missing_engines(&id.model).filter(|e| !self.planner.is_coming_up(&e.model));
         let mut members: Vec<EngineId> = lacking.chain([id.clone()]).collect();
         members.sort_by_cached_key(|member| {
-            let spec = self.planner.shared_spec(&member.model);
+            let spec = self.planner.shared_engine_spec(member);
             let candidates =
                 spec.as_deref().map_or_else(Vec::new, |spec| self.candidates(member, spec, true));
             let need = candidates.first().map_or(Bytes::ZERO, |candidate| candidate.need.bytes);

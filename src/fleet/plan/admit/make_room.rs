@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use super::AdmitOutcome;
 use crate::{
-    engine::state::LifecycleState,
+    engine::{Engine, state::LifecycleState},
     fleet::{
         command::{AfterDrain, CloseReason},
         explain::ModelReason,
@@ -33,7 +33,7 @@ impl PlanBuilder<'_> {
         if !self.engine(id).is_some_and(|e| matches!(e.state, LifecycleState::Asleep { .. })) {
             return false;
         }
-        let by = self.now + self.planner.start_time_of(&id.model);
+        let by = self.now + self.planner.start_time_of(id);
         if candidates.iter().any(|c| self.is_reachable(id, c) && self.earliest_eviction(id, c) <= by) {
             return false;
         }
@@ -112,7 +112,7 @@ impl PlanBuilder<'_> {
                 self.set_reason(id, ModelReason::starting(&text).naming(&by.model));
             }
             _ => {
-                self.commit_idle_drains(id, candidate);
+                self.commit_drains(id, candidate);
                 let reason = self.memory_reason(id, candidate);
                 self.set_reason(id, reason);
             }
@@ -120,15 +120,15 @@ impl PlanBuilder<'_> {
         AdmitOutcome::RoomPending
     }
 
-    /// Makes idle drains that this model relies on irrevocable.
-    fn commit_idle_drains(&mut self, id: &EngineId, candidate: &PlacementCandidate) {
+    /// Makes drains irrevocable that this model relies on and that could be called back.
+    fn commit_drains(&mut self, id: &EngineId, candidate: &PlacementCandidate) {
         let neighbours = self.planner.engines.winding_down_on_any(&candidate.accelerators);
-        let idle = neighbours.into_iter().filter(|e| {
+        let optional = neighbours.into_iter().filter(|e| {
             e.id != *id
-                && matches!(e.state, LifecycleState::Draining { reason: CloseReason::Idle, .. })
+                && self.may_commit_drain(id, e)
                 && e.accelerators.iter().any(|a| candidate.accelerators.contains(a))
         });
-        let drains: Vec<(EngineId, AfterDrain)> = idle
+        let drains: Vec<(EngineId, AfterDrain)> = optional
             .filter_map(|e| match e.state {
                 LifecycleState::Draining { after_drain: then, .. } => Some((e.id.clone(), then)),
                 _ => None,
@@ -136,6 +136,22 @@ impl PlanBuilder<'_> {
             .collect();
         for (engine, after_drain) in drains {
             self.close_gate_for(&engine, after_drain, id);
+        }
+    }
+
+    /// Whether the drain of this engine, if it has one for idleness or a lower target, becomes a turn for `id`.
+    ///
+    /// A turn has a deadline for the requests in flight. So one of a lower target becomes a turn only once its own has
+    /// lasted its maximum, and never for a further replica.
+    fn may_commit_drain(&self, id: &EngineId, e: &Engine) -> bool {
+        match &e.state {
+            LifecycleState::Draining { reason: CloseReason::Idle, .. } => true,
+            LifecycleState::Draining { reason: CloseReason::ScaledDown, .. } => {
+                let turn_expired = e.turn_start + self.planner.settings.turns.max_turn <= self.now;
+                let may_cut = turn_expired && !self.planner.is_further_replica(id);
+                e.id.model != id.model && (self.planner.in_use_count(e) == 0 || may_cut)
+            }
+            _ => false,
         }
     }
 
@@ -151,7 +167,7 @@ impl PlanBuilder<'_> {
                 self.close_gate_for(&victim.engine, victim.after_drain, id);
             }
         }
-        self.commit_idle_drains(id, candidate);
+        self.commit_drains(id, candidate);
         self.claim(id, candidate);
         let names: Vec<String> =
             victims.iter().map(|v| format!("{} is {}", v.display_name(), v.action_text())).collect();
@@ -159,12 +175,14 @@ impl PlanBuilder<'_> {
         self.set_memory_reason(id, candidate, text);
     }
 
-    /// When an engine in the way of a candidate may first be evicted.
+    /// When an engine in the way of a candidate may first be evicted. A further replica takes no place in use.
     pub(super) fn earliest_eviction(&self, id: &EngineId, candidate: &PlacementCandidate) -> Tick {
         let neighbours = self.planner.engines.on_accelerators(&candidate.accelerators);
+        let for_replica = self.planner.is_further_replica(id);
         let in_the_way = neighbours.into_iter().filter(|e| {
             e.id != *id
                 && e.state.has_process()
+                && !(for_replica && self.planner.in_use_count(e) > 0)
                 && e.accelerators.iter().any(|a| candidate.accelerators.contains(a))
         });
         in_the_way.filter_map(|e| self.evictable_at(e)).min().unwrap_or(Tick(u64::MAX))

@@ -83,7 +83,7 @@ impl PlanBuilder<'_> {
         self.claim(id, candidate);
         let mut first = false;
         for (_, sleeper) in behind {
-            let Some(spec) = self.planner.shared_spec(&sleeper.model) else {
+            let Some(spec) = self.planner.shared_engine_spec(&sleeper) else {
                 continue;
             };
             let Some(sleeper_candidate) = self.candidates(&sleeper, &spec, true).into_iter().next() else {

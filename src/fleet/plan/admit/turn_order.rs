@@ -12,19 +12,39 @@
 //! requests at one engine, no request ever waits for a second one, so waiting alone cannot start it: being in use is
 //! enough. A spare that idleness stopped while its model was in use was superfluous, and returns once requests wait. A
 //! spare that failed is tried again, ever more rarely if its starts keep failing. The engines of `minReplicas` are no
-//! spares: each has its model's place in line, and other models are evicted for it.
+//! spares: each has its model's place in line, and other models are evicted for it. A model that is scaled
+//! ([`crate::fleet::plan::desired`]) has no spares either, even before its first target: the replicas that its targets
+//! ask for stand between the primaries and the spares of all models.
+//!
+//! Of several variants, the primary is of the one that serves or starts. If none does, it is of the cheapest that fits;
+//! variants that a target asks for go before the others, and a variant whose start failed a short time ago goes behind
+//! them.
 
-use std::{cmp::Reverse, collections::BTreeMap};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use crate::{
     engine::{Engine, state::LifecycleState},
-    fleet::plan::{PlanBuilder, Planner},
-    model::{EngineId, ModelName},
+    fleet::plan::{PlanBuilder, Planner, desired::is_replica_up},
+    model::{EngineId, ModelName, VariantName},
     units::Tick,
 };
 
-/// Sort key of an engine that should be awake: non-spares first; at one place, fewest dependencies first.
-type TurnKey = (bool, Reverse<i32>, u32, Tick, usize, EngineId);
+/// In which round an engine gets its turn, and what may be evicted for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::fleet) enum AdmissionClass {
+    /// It has its model's place in line: other models are evicted for it as their turns allow.
+    First,
+    /// A target asks for it: at most idle engines are evicted for it.
+    Desired,
+    /// It uses free memory that no model waits for.
+    Spare,
+}
+
+/// Sort key of an engine that should be awake: by class; at one place, fewest dependencies first.
+type TurnKey = (AdmissionClass, Reverse<i32>, u32, Tick, usize, EngineId);
 /// A place in line; the smallest is first.
 type TurnPosition = (Reverse<i32>, Tick);
 
@@ -36,20 +56,33 @@ impl PlanBuilder<'_> {
         let needed = self.needed_models();
         let models = self.demand.keys().chain(planner.kept_awake.iter()).chain(ordered);
         let models = models.chain(planner.used_models_with_several_engines()).chain(needed.keys().copied());
-        let mut models: Vec<&ModelName> = models.collect();
+        let mut models: Vec<&ModelName> = models.chain(planner.scaling.unmet()).collect();
         models.sort_unstable();
         models.dedup();
+        let desired: BTreeSet<&EngineId> =
+            models.iter().flat_map(|name| planner.missing_replicas(name, self.now)).collect();
         let keys = models.into_iter().flat_map(|name| planner.engines_of(name)).filter_map(|e| {
             let model = planner.models.get(&e.id.model)?;
-            let spec = model.spec.as_deref().filter(|s| e.id.replica < s.replicas)?;
+            let spec = planner.engine_spec(&e.id).filter(|s| e.id.replica < s.replicas)?;
             if e.serves() {
                 return None;
             }
+            let class = planner.admission_class(&e.id);
+            let is_desired = desired.contains(&e.id);
             let position = match self.demand.get(&e.id.model) {
-                Some(demand) => Some((Reverse(demand.band), demand.oldest)),
-                None if model.keeps_awake(e.id.replica)
-                    || self.ordered_awake(&e.id.model)
-                    || planner.should_start_as_spare(e, self.now) =>
+                // In a model that is scaled, requests alone start no more than the first engine.
+                Some(demand)
+                    if is_desired || class == AdmissionClass::First || planner.may_be_spare(&e.id) =>
+                {
+                    Some((Reverse(demand.band), demand.oldest))
+                }
+                Some(_) => None,
+                None if is_desired
+                    || model.keeps_awake(&e.id)
+                    || (class == AdmissionClass::First && self.ordered_awake(&e.id.model))
+                    || (planner.may_be_spare(&e.id)
+                        && (self.ordered_awake(&e.id.model)
+                            || planner.should_start_as_spare(e, self.now))) =>
                 {
                     Some((Reverse(spec.priority), model.wanted_since))
                 }
@@ -57,10 +90,9 @@ impl PlanBuilder<'_> {
             };
             let needed = needed.get(&e.id.model).filter(|_| planner.is_primary(&e.id)).copied();
             let position = position.into_iter().chain(needed).min()?;
-            let spare = !planner.may_evict_others(&e.id);
-            let replica = if spare { e.id.replica } else { 0 };
+            let replica = if class == AdmissionClass::First { 0 } else { e.id.replica };
             let dependency_count = planner.dependencies.closure(&e.id.model).len();
-            Some((spare, position.0, replica, position.1, dependency_count, e.id.clone()))
+            Some((class, position.0, replica, position.1, dependency_count, e.id.clone()))
         });
         let mut keys: Vec<TurnKey> = keys.collect();
         let mut positions: BTreeMap<EngineId, TurnPosition> =
@@ -145,16 +177,54 @@ impl Planner {
     /// In this order: an awake engine, even if its stub's gate is closed; a starting one; a sleeper; one that is going
     /// down; the lowest cold replica; an engine in back-off.
     pub(in crate::fleet) fn primary_engine(&self, model: &ModelName) -> Option<&Engine> {
-        let rank = |e: &Engine| match &e.state {
-            _ if e.serves() && e.failing_since.is_none() => 0,
-            _ if e.serves() || e.is_blocked_by_stub() => 1,
-            state if state.is_starting() || e.pending_reservation.is_some() => 2,
-            LifecycleState::Asleep { .. } => 3,
-            state if state.is_winding_down() => 4,
-            LifecycleState::Backoff { .. } => 6,
-            _ => 5,
-        };
-        self.replicas_of(model).min_by_key(|e| (rank(e), e.id.replica))
+        let first = self.replicas_of(model).min_by_key(|e| (primary_rank(e), e.id.replica));
+        let variants = self.variant_specs.of_model(model);
+        if variants.is_empty() || first.is_some_and(|e| primary_rank(e) <= RANK_STARTING) {
+            return first;
+        }
+        // None runs. The variants are ranked once each, because a model may have many engines.
+        let best = variants.iter().filter_map(|(name, _)| self.best_engine_of(model, name));
+        best.min_by_key(|e| self.variant_rank(&e.id))
+    }
+
+    /// The engine of this variant that suits best as the primary of its model.
+    fn best_engine_of(&self, model: &ModelName, variant: &VariantName) -> Option<&Engine> {
+        let engines = self.replicas_of(model).filter(|e| e.id.variant == *variant);
+        engines.min_by_key(|e| (primary_rank(e), e.id.replica))
+    }
+
+    /// Place of a variant among those of its model, none of which runs; the smallest is tried first.
+    fn variant_rank(&self, id: &EngineId) -> VariantRank {
+        let variants = self.variant_specs.of_model(&id.model);
+        let by_cost = variants.iter().position(|(name, _)| *name == id.variant);
+        let fits = self.engine_spec(id).is_some_and(|spec| self.could_ever_hold(spec));
+        let has_failed = self
+            .engines_of(&id.model)
+            .filter(|e| e.id.variant == id.variant)
+            .any(|e| e.has_failed_recently(self.last_planned));
+        let is_targeted = self.desired_replicas(&id.model, &id.variant).is_some_and(|desired| desired > 0);
+        VariantRank {
+            fits_nowhere: !fits,
+            has_failed,
+            is_untargeted: !is_targeted,
+            by_cost: by_cost.unwrap_or(usize::MAX),
+        }
+    }
+
+    /// Returns one engine of each other variant that could be the model's first instead of this one.
+    ///
+    /// None if an engine of the model runs or is about to, or if this engine must run in any case.
+    pub(in crate::fleet) fn other_variants(&self, id: &EngineId) -> Vec<EngineId> {
+        let variants = self.variant_specs.of_model(&id.model);
+        if variants.len() < 2 || self.is_kept_awake(id) || self.engines_of(&id.model).any(is_replica_up) {
+            return Vec::new();
+        }
+        let others = variants.iter().map(|(name, _)| name).filter(|name| **name != id.variant);
+        let best = others.filter_map(|name| self.best_engine_of(&id.model, name));
+        let mut others: Vec<(VariantRank, &EngineId)> =
+            best.map(|e| (self.variant_rank(&e.id), &e.id)).collect();
+        others.sort_unstable();
+        others.into_iter().map(|(_, id)| id.clone()).collect()
     }
 
     pub(in crate::fleet) fn is_primary(&self, id: &EngineId) -> bool {
@@ -163,13 +233,33 @@ impl Planner {
 
     /// Whether others may be evicted for the engine: it is the primary, or one of `minReplicas`.
     pub(in crate::fleet) fn may_evict_others(&self, id: &EngineId) -> bool {
-        self.models.get(&id.model).is_some_and(|model| id.replica < model.min_running())
+        self.models.get(&id.model).is_some_and(|model| id.replica < model.min_running_of(&id.variant))
             || self.is_primary(id)
     }
 
-    /// Whether the engine serves, or would with an open stub gate, beside the primary of its model.
+    /// In which round the engine gets its turn.
+    pub(in crate::fleet) fn admission_class(&self, id: &EngineId) -> AdmissionClass {
+        if self.may_evict_others(id) {
+            AdmissionClass::First
+        } else if self.is_scaled(&id.model) {
+            AdmissionClass::Desired
+        } else {
+            AdmissionClass::Spare
+        }
+    }
+
+    /// Whether the engine serves, or would with an open stub gate, beside the primary of its model, and no target asks
+    /// for it.
     pub(in crate::fleet) fn is_spare(&self, e: &Engine) -> bool {
-        (e.serves() || e.is_blocked_by_stub()) && !self.may_evict_others(&e.id)
+        (e.serves() || e.is_blocked_by_stub()) && self.admission_class(&e.id) == AdmissionClass::Spare
+    }
+
+    /// Whether free memory alone is a reason to start the engine: its model is not scaled, and its variant is the one
+    /// that runs.
+    fn may_be_spare(&self, id: &EngineId) -> bool {
+        !self.is_scaled(&id.model)
+            && (self.variant_specs.of_model(&id.model).is_empty()
+                || self.primary_engine(&id.model).is_some_and(|primary| primary.id.variant == id.variant))
     }
 
     /// Whether a spare should start: its model is in use, and idleness did not stop the spare.
@@ -188,11 +278,39 @@ impl Planner {
     fn used_models_with_several_engines(&self) -> impl Iterator<Item = &ModelName> {
         let used_elsewhere =
             self.remote_demand.models_in_flight().filter(|model| self.engines.has_several_engines(model));
-        self.engines.leased_replicas().map(|id| &id.model).chain(used_elsewhere)
+        let used = self.engines.leased_replicas().map(|id| &id.model).chain(used_elsewhere);
+        used.filter(|model| !self.is_scaled(model))
     }
 
-    fn replicas_of<'a>(&'a self, model: &ModelName) -> impl Iterator<Item = &'a Engine> {
-        let replicas = self.spec(model).map_or(0, |spec| spec.replicas);
-        self.engines_of(model).filter(move |e| e.id.replica < replicas)
+    /// Returns the configured engines of the model.
+    fn replicas_of<'a>(&'a self, model: &ModelName) -> impl Iterator<Item = &'a Engine> + use<'a> {
+        let spec = self.spec(model);
+        self.engines_of(model)
+            .filter(move |e| spec.is_some_and(|spec| e.id.replica < spec.replicas_of(&e.id.variant)))
     }
+}
+
+/// Rank of an engine that is on its way to serve: one with a larger rank does not run.
+const RANK_STARTING: u8 = 2;
+
+/// How well an engine suits as the primary of its model; the smallest suits best.
+fn primary_rank(e: &Engine) -> u8 {
+    match &e.state {
+        _ if e.serves() && e.failing_since.is_none() => 0,
+        _ if e.serves() || e.is_blocked_by_stub() => 1,
+        state if state.is_starting() || e.pending_reservation.is_some() => RANK_STARTING,
+        LifecycleState::Asleep { .. } => 3,
+        state if state.is_winding_down() => 4,
+        LifecycleState::Backoff { .. } => 6,
+        _ => 5,
+    }
+}
+
+/// Place of a variant among those of its model; the fields count in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct VariantRank {
+    fits_nowhere: bool,
+    has_failed: bool,
+    is_untargeted: bool,
+    by_cost: usize,
 }

@@ -80,7 +80,7 @@ impl PlanBuilder<'_> {
             return;
         };
         let declared = |s: &ModelSpec| s.accelerators.bytes_per_account(s.memory.asleep);
-        let Some(declared) = self.planner.spec(&id.model).map(declared) else {
+        let Some(declared) = self.planner.engine_spec(id).map(declared) else {
             return;
         };
         let booked = self.planner.ledger.booked_bytes(id);

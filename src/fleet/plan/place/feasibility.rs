@@ -33,7 +33,9 @@ impl Planner {
     /// Why this model, alone or with its dependencies, fits nowhere whatever is evicted; `None` if it fits.
     pub(in crate::fleet) fn unplaceable_reason(&self, model: &ModelName) -> Option<String> {
         let misfit = |model: &ModelName| {
-            self.spec(model).filter(|spec| !self.could_ever_hold(spec)).map(|spec| self.misfit_text(spec))
+            self.main_spec(model)
+                .filter(|spec| !self.could_ever_hold(spec))
+                .map(|spec| self.misfit_text(spec))
         };
         let dependencies = self.dependencies.closure(model);
         let needed = |of| Some(format!("its dependency '{of}' can never start: {}", misfit(of)?));
@@ -47,7 +49,7 @@ impl Planner {
     /// Why this model and its dependencies never fit at once; `None` if they do.
     pub(in crate::fleet) fn closure_misfit_reason(&self, model: &ModelName) -> Option<ModelReason> {
         let names = self.dependencies.closure(model).iter().chain([model]);
-        let specs: Vec<&ModelSpec> = names.filter_map(|name| self.spec(name)).collect();
+        let specs: Vec<&ModelSpec> = names.filter_map(|name| self.main_spec(name)).collect();
         let mut placement_needs: Vec<PlacementNeed> =
             specs.iter().map(|spec| self.placement_need(spec)).collect::<Option<_>>()?;
         placement_needs.sort_by_key(|(need, candidates)| (candidates.len(), Reverse(need.bytes)));

@@ -13,6 +13,7 @@ use hyper::body::Incoming;
 use rouse::{fault::Fault, model::EngineId, units::Millis};
 use rouse_net::{
     downstream::ScratchBody,
+    engine_load::orca,
     openai::{ApiSchema, error, sse::ResponseFacts},
     relay::{
         self, Exchange, ExchangeOutcome, RelayBody, RelayBodyError, RelayObserver, RelayTarget,
@@ -162,6 +163,10 @@ async fn relay(
         (target, lease, part)
     };
     context.traffic.add(ByteDirection::ToEngine, body.len());
+    let wants_report = orca::is_requested(&head.headers);
+    if wants_report {
+        context.proxy.load_reporter.request(Instant::now());
+    }
     let path = head.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     let order = Exchange {
         now: Instant::now(),
@@ -175,6 +180,8 @@ async fn relay(
             stream: false,
             schema,
             inspection: ResponseInspection::StreamEnd,
+            // The stub reads the engine in the background: few engines report by themselves, and none in streams.
+            wants_load_report: false,
         },
         upload,
         lease,
@@ -187,7 +194,12 @@ async fn relay(
         },
         observer: RelayMetricsObserver { context: Rc::clone(context), tracker: part, stream_gauge: None },
     };
-    relay::exchange(&context.pool, order).await.map_err(|failed| RelayRejection::Fault(failed.fault))
+    let answered = relay::exchange(&context.pool, order).await;
+    let mut response = answered.map_err(|failed| RelayRejection::Fault(failed.fault))?;
+    if wants_report && let Some(report) = context.proxy.load_reporter.report(Instant::now()) {
+        response.headers_mut().insert(orca::REPORT_HEADER, report);
+    }
+    Ok(response)
 }
 
 fn rejection_response(proxy: &Proxy, refusal: RelayRejection, schema: ApiSchema) -> Response<Bytes> {

@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use rouse::units::Generation;
+use rouse::{model::VariantName, units::Generation};
 
 use super::*;
 use crate::platform::testing;
@@ -14,22 +14,28 @@ enum EnginePodChange {
 const NAMES: [&str; 5] = ["p0", "p1", "p2", "p3", "p4"];
 const MODELS: [&str; 2] = ["m0", "m1"];
 const TEMPLATES: [&str; 2] = ["t0", "t1"];
+const VARIANTS: [&str; 2] = [VariantName::DEFAULT, "large"];
 
 fn name() -> impl Strategy<Value = ObjectName> {
     prop::sample::select(NAMES.to_vec()).prop_map(|name| ObjectName::new("chat", name))
 }
 
 fn pod() -> impl Strategy<Value = EnginePod> {
-    let labels = (prop::sample::select(MODELS.to_vec()), prop::sample::select(TEMPLATES.to_vec()));
+    let labels = (
+        prop::sample::select(MODELS.to_vec()),
+        prop::sample::select(TEMPLATES.to_vec()),
+        prop::sample::select(VARIANTS.to_vec()),
+    );
     let state = (any::<bool>(), any::<bool>(), any::<bool>());
     (name(), labels, state, 0..3_u64, 0..3_u64, any::<bool>()).prop_map(
-        |(name, (model, template), (bound, terminating, finished), created, uid, owned)| EnginePod {
+        |(name, (model, template, variant), (bound, terminating, finished), created, uid, owned)| EnginePod {
             uid: uid.to_string(),
             engine: bound.then_some((0, Generation(1))),
             object: owned.then(|| ObjectName::new("chat", model)),
             created: Tick(created),
             terminating,
             finished,
+            variant: variant.into(),
             ..testing::pod("chat", &name.name, model, template)
         },
     )
@@ -56,12 +62,13 @@ fn check(
     }
     let unbound = pods.values().filter(|pod| pod.is_free()).map(PodLabels::of);
     prop_assert!(index.free_labels().cloned().eq(unbound.collect::<BTreeSet<PodLabels>>()));
-    for model in MODELS {
-        let object = ObjectName::new("chat", model);
-        let owned = pods.values().any(|pod| pod.object.as_ref() == Some(&object));
-        prop_assert_eq!(index.has_pods_of(&object), owned);
+    for (model, variant) in MODELS.into_iter().flat_map(|model| VARIANTS.map(|variant| (model, variant))) {
+        let (object, variant) = (ObjectName::new("chat", model), VariantName::from(variant));
+        let owned = pods.values().any(|pod| pod.object.as_ref() == Some(&object) && pod.variant == variant);
+        prop_assert_eq!(index.has_pods_of(&object, &variant), owned);
         for template in TEMPLATES {
-            let labels = PodLabels::of(&testing::pod("chat", "p", model, template));
+            let pod = testing::pod("chat", "p", model, template);
+            let labels = PodLabels::of(&EnginePod { variant: variant.clone(), ..pod });
             let labelled: Vec<&EnginePod> =
                 pods.values().filter(|pod| PodLabels::of(pod) == labels).collect();
             prop_assert_eq!(index.has_labelled(&labels), !labelled.is_empty());

@@ -3,6 +3,7 @@
 use rouse::{
     engine::last_outcome::{FailureRecord, FailureStage},
     fleet::event::AdoptedEngine,
+    model::VariantName,
 };
 
 use super::*;
@@ -29,7 +30,8 @@ async fn an_engine_outlives_its_gateway_and_is_adopted_with_its_idle_clock() {
     let began = time::Instant::now();
     let events = harness.adopted().await;
     assert!(time::Instant::now() - began < Duration::from_secs(2));
-    assert_eq!(events[0], Event::MeasurementsRestored { model: "m".into(), learned });
+    let variant = VariantName::default();
+    assert_eq!(events[0], Event::MeasurementsRestored { model: "m".into(), variant, learned });
     let adopted = found(&events[1]);
     assert_eq!(
         (adopted.ready, adopted.asleep, adopted.last_lease_end, adopted.fingerprint),

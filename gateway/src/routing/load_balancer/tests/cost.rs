@@ -27,7 +27,8 @@ fn choice(engines: u32, keyed: bool) -> u128 {
     let route = route(endpoints(0..engines));
     let held_leases: Vec<_> = (0..engines * 8).map(|_| taken(&route, &wanted(&rng))).collect();
     let each = cost(|key| {
-        let prefix = keyed.then(|| u64::from(key).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let hash = keyed.then(|| u64::from(key).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let prefix = hash.and_then(first_turn);
         black_box(route.take_lease(&EndpointCriteria { prefix, ..wanted(&rng) }));
     });
     drop(held_leases);

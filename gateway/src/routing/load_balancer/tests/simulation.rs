@@ -68,7 +68,7 @@ impl BalancerSimulation {
     }
 
     fn arrive(&mut self, behavior: impl Fn(usize, u64) -> EngineBehavior) {
-        let prefix = self.keyed.then(|| self.lots.next_u64());
+        let prefix = self.keyed.then(|| self.lots.next_u64()).and_then(first_turn);
         let now = || self.now;
         let wanted = EndpointCriteria { prefix, now: &now, ..wanted(&self.lots) };
         let Some((endpoint, lease)) = self.route.take_lease(&wanted) else {

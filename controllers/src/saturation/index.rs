@@ -1,0 +1,241 @@
+//! The objects that saturation reads: which models it scales, their stored decisions, and the thresholds.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use rouse::{
+    model::ModelName,
+    saturation::{FleetLoad, Profile, RecordedTarget, SaturationPolicy, VariantState},
+    units::{Millis, Tick},
+};
+
+use super::thresholds_config::{ModelThresholds, ThresholdsConfig};
+use crate::{
+    convert::{SaturationSettings, threshold_entry},
+    crd::{
+        InferenceModel,
+        inference_model::{ActuationSpec, SaturationProfileSpec, SaturationStatus},
+        ledger::ObjectName,
+    },
+    index::{Resolved, ServedModel, ServedVariant},
+    metrics::{ModelReplicas, VariantReplicas},
+    watch::{Delta, WatchedObject},
+};
+
+/// The objects as last observed.
+#[derive(Debug)]
+pub(crate) struct SaturationIndex {
+    /// Number of initial lists of InferenceModels.
+    expected_lists: usize,
+    listed: BTreeSet<Option<String>>,
+    thresholds_listed: bool,
+    resolved: Option<Arc<Resolved>>,
+    /// The decisions in the statuses of models.
+    stored: BTreeMap<ObjectName, SaturationStatus>,
+    thresholds: ThresholdsConfig,
+    /// Type of the accelerators of each pool, if all its nodes have the same.
+    accelerators: BTreeMap<String, Option<String>>,
+    has_models: bool,
+}
+
+/// A model that saturation scales.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScaledModel<'a> {
+    pub object: &'a ObjectName,
+    pub served: &'a ServedModel,
+    settings: &'a SaturationSettings,
+}
+
+impl SaturationIndex {
+    pub(crate) fn new(expected_lists: usize) -> Self {
+        Self {
+            expected_lists,
+            listed: BTreeSet::new(),
+            thresholds_listed: false,
+            resolved: None,
+            stored: BTreeMap::new(),
+            thresholds: ThresholdsConfig::default(),
+            accelerators: BTreeMap::new(),
+            has_models: false,
+        }
+    }
+
+    pub(crate) fn apply_models(&mut self, delta: &Delta<InferenceModel>) {
+        match delta {
+            Delta::All { namespace, objects } => {
+                self.stored
+                    .retain(|name, _| namespace.as_ref().is_some_and(|listed| *listed != name.namespace));
+                objects.iter().for_each(|found| self.model_applied(found));
+                self.listed.insert(namespace.clone());
+            }
+            Delta::Applied(found) => self.model_applied(found),
+            Delta::Deleted(name) => drop(self.stored.remove(name)),
+        }
+    }
+
+    /// An unreadable object leaves its last decision.
+    fn model_applied(&mut self, found: &WatchedObject<InferenceModel>) {
+        let WatchedObject::Readable(model) = found else { return };
+        match model.status.as_ref().and_then(|status| status.saturation.clone()) {
+            Some(stored) => self.stored.insert(found.name(), stored),
+            None => self.stored.remove(&found.name()),
+        };
+    }
+
+    /// Takes the ConfigMap of thresholds. Returns whether anything is different now.
+    pub(crate) fn apply_thresholds(&mut self, delta: Delta<ConfigMap>) -> bool {
+        self.thresholds_listed = true;
+        let map = match delta {
+            Delta::All { objects, .. } => objects.into_iter().find_map(WatchedObject::readable),
+            Delta::Applied(found) => match found {
+                WatchedObject::Readable(map) => Some(map),
+                // What was read last stays.
+                WatchedObject::Unreadable { .. } => return false,
+            },
+            Delta::Deleted(_) => None,
+        };
+        self.thresholds.apply(map.as_deref())
+    }
+
+    pub(crate) fn set_resolved(&mut self, resolved: Arc<Resolved>) {
+        let is_same =
+            self.resolved.as_ref().is_some_and(|before| Arc::ptr_eq(&before.nodes, &resolved.nodes));
+        if !is_same {
+            self.accelerators = accelerators(&resolved);
+        }
+        self.resolved = Some(resolved);
+        let has_models = self.models().next().is_some();
+        self.has_models = has_models;
+    }
+
+    /// Whether saturation scales any model.
+    pub(crate) const fn has_models(&self) -> bool {
+        self.has_models
+    }
+
+    /// Whether everything was seen once: a decision without a stored target or a threshold might lower something.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.resolved.is_some() && self.thresholds_listed && self.listed.len() >= self.expected_lists
+    }
+
+    /// Returns the resolved objects.
+    pub(crate) const fn resolved(&self) -> Option<&Arc<Resolved>> {
+        self.resolved.as_ref()
+    }
+
+    /// Returns every model that saturation scales.
+    pub(crate) fn models(&self) -> impl Iterator<Item = ScaledModel<'_>> {
+        let served = self.resolved.iter().flat_map(|resolved| &resolved.served);
+        served.filter_map(|(object, served)| {
+            let settings = served.model.saturation.as_ref().filter(|_| !served.is_external())?;
+            Some(ScaledModel { object, served, settings })
+        })
+    }
+
+    /// Returns the decision in the model's status.
+    pub(crate) fn stored(&self, object: &ObjectName) -> Option<&SaturationStatus> {
+        self.stored.get(object)
+    }
+
+    pub(crate) fn thresholds_of(&self, model: ScaledModel<'_>) -> ModelThresholds {
+        let (name, namespace) = (model.served.spec.name.as_str(), model.object.namespace.as_str());
+        self.thresholds.of_model(model.profile(), name, namespace, &threshold_entry(&model.settings.written))
+    }
+
+    /// Number of entries of thresholds that are refused.
+    pub(crate) fn refused_thresholds(&self) -> usize {
+        self.thresholds.refused_count()
+    }
+
+    /// Returns the model's values for the metrics: what runs, and the targets of these variants.
+    pub(crate) fn replicas(
+        &self,
+        object: &ObjectName,
+        fleet: &FleetLoad,
+        targets: &[RecordedTarget],
+        decided: Option<Tick>,
+    ) -> ModelReplicas {
+        let served = self.resolved.as_ref().and_then(|resolved| resolved.served.get(object));
+        let replicas = |target: &RecordedTarget| {
+            let name = &target.variant;
+            let variant =
+                served.and_then(|served| served.variants.iter().find(|variant| variant.name == *name));
+            VariantReplicas {
+                variant: name.to_string(),
+                public_name: VariantReplicas::public_name(&object.name, name),
+                accelerator: variant.and_then(|variant| self.accelerator(variant)).map(str::to_owned),
+                current: fleet.variants.get(name).map_or(0, |engines| engines.current),
+                desired: target.replicas,
+            }
+        };
+        let variants = targets.iter().map(replicas).collect();
+        ModelReplicas { namespace: object.namespace.clone(), variants, decided }
+    }
+
+    /// Returns the type of the variant's accelerators, if it is known.
+    fn accelerator(&self, variant: &ServedVariant) -> Option<&str> {
+        self.accelerators.get(variant.pool.as_ref()?)?.as_deref()
+    }
+
+    /// Returns the state of each variant, with the numbers of engines that the fleet has.
+    pub(crate) fn variant_states(&self, model: ScaledModel<'_>, fleet: &FleetLoad) -> Vec<VariantState> {
+        let served = model.served;
+        let state = |variant: &ServedVariant| {
+            let spec = served.spec.for_variant(&variant.name)?;
+            Some(VariantState {
+                cost: served
+                    .converted(variant)
+                    .map_or(VariantState::DEFAULT_COST, |converted| converted.cost),
+                accelerator: self.accelerator(variant).unwrap_or_default().to_owned(),
+                ..fleet.variant_state(&variant.name, &spec)
+            })
+        };
+        served.variants.iter().filter_map(state).collect()
+    }
+}
+
+impl<'a> ScaledModel<'a> {
+    pub(crate) const fn name(&self) -> &'a ModelName {
+        &self.served.spec.name
+    }
+
+    /// Returns the number of engines that another autoscaler asks for, if one sets the number.
+    pub(crate) fn external(&self) -> Option<u32> {
+        self.settings.replicas.filter(|_| self.settings.written.actuation == ActuationSpec::External)
+    }
+
+    /// Returns how the model is scaled. `stabilisation`: the gateway's, for an object that sets none.
+    pub(crate) fn policy(&self, stabilisation: Millis) -> SaturationPolicy {
+        SaturationPolicy {
+            profile: self.profile(),
+            stabilisation: self.settings.stabilisation.unwrap_or(stabilisation),
+            ..SaturationPolicy::default()
+        }
+    }
+
+    const fn profile(&self) -> Profile {
+        match self.settings.written.profile {
+            Some(SaturationProfileSpec::Doc) => Profile::Doc,
+            Some(SaturationProfileSpec::Latest) => Profile::Latest,
+            Some(SaturationProfileSpec::Rouse) | None => Profile::Rouse,
+        }
+    }
+}
+
+/// Returns the type of the accelerators of each pool; `None` if its nodes have several, or none.
+fn accelerators(resolved: &Resolved) -> BTreeMap<String, Option<String>> {
+    let mut kinds: BTreeMap<&String, BTreeSet<&String>> = BTreeMap::new();
+    for node in resolved.nodes.values() {
+        if let (Some(pool), Some(kind)) = (&node.pool, &node.kind) {
+            kinds.entry(pool).or_default().insert(kind);
+        }
+    }
+    let only = |kinds: &BTreeSet<&String>| match kinds.len() {
+        1 => kinds.first().map(|kind| (*kind).clone()),
+        _ => None,
+    };
+    kinds.iter().map(|(pool, kinds)| ((*pool).clone(), only(kinds))).collect()
+}
