@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{AcceleratorPool, StepLimits, Target, TargetReason, VariantState, step::speed_of_start};
 use crate::units::Millis;
 
-/// Who decides that a model without requests runs no replica.
+/// Rule that takes a model without requests to zero replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ZeroRule {

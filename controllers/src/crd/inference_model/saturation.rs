@@ -55,8 +55,8 @@ pub struct SaturationSpec {
     /// `turns.protect` no longer protects. `never`: none.
     #[serde(default)]
     pub may_evict: MayEvictSpec,
-    /// Who sets the number of engines. `own`: Rouse. `external`: an autoscaler, through the subresource `scale` of this
-    /// object; Rouse starts the first engine, stops the last one and reserves memory.
+    /// Source of the number of engines. `own`: Rouse. `external`: an autoscaler, through the subresource `scale` of
+    /// this object; Rouse starts the first engine, stops the last one and reserves memory.
     #[serde(default)]
     pub actuation: ActuationSpec,
 }
@@ -79,7 +79,7 @@ pub enum MayEvictSpec {
     Never,
 }
 
-/// Who sets the number of engines.
+/// Source of the number of engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum ActuationSpec {
