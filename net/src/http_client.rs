@@ -3,14 +3,13 @@
 //!
 //! [`LineStream`] reads a response of unlimited duration line by line.
 
+mod exchange;
 mod line_stream;
 
 use std::{fmt::Debug, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Method, Request, header};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::{
     net::TcpStream,
@@ -19,10 +18,11 @@ use tokio::{
 
 use crate::{
     backend_origin::{BackendOrigin, Duplex},
-    stub_api::{EPOCH_HEADER, Epoch, GATED_HEADER, NOT_READY_HEADER},
+    stub_api::{EPOCH_HEADER, Epoch},
 };
 use rouse::fault::FailureCause;
 
+use self::exchange::OneShotResponse;
 pub use self::line_stream::LineStream;
 
 /// The metrics of an engine with many models and histograms take a few hundred KiB. A body over this limit is an error.
@@ -137,7 +137,8 @@ impl HttpClient {
     ) -> Result<HttpClientReply, HttpClientError> {
         let request = self.request(method.clone(), path, body, epoch)?;
         let started_at = Instant::now();
-        let exchanged = time::timeout(within, self.exchange(request)).await;
+        // Boxed: who calls is smaller, while no call is under way.
+        let exchanged = time::timeout(within, Box::pin(self.exchange(request))).await;
         let reply = exchanged.map_err(|_| HttpClientError::Timeout).flatten();
         if let Some(observer) = &self.observer {
             observer.call_ended(
@@ -163,7 +164,7 @@ impl HttpClient {
         longest: usize,
     ) -> Result<LineStream, HttpClientError> {
         let request = self.request(Method::GET, path, None, epoch)?;
-        let opened = LineStream::open(self.address, request, longest);
+        let opened = Box::pin(LineStream::open(self.address, request, longest));
         time::timeout(within, opened).await.map_err(|_| HttpClientError::Timeout)?
     }
 
@@ -173,7 +174,7 @@ impl HttpClient {
         path: &str,
         body: Option<&Value>,
         epoch: Option<Epoch>,
-    ) -> Result<Request<Full<Bytes>>, HttpClientError> {
+    ) -> Result<Request<Bytes>, HttpClientError> {
         let (host, path) = match &self.origin {
             Some(origin) => (origin.host.to_string(), format!("{}{path}", origin.path)),
             None => (self.address.to_string(), path.to_owned()),
@@ -193,10 +194,10 @@ impl HttpClient {
             request = request.header(header::CONTENT_TYPE, "application/json");
         }
         let body = body.map(Value::to_string).unwrap_or_default();
-        request.body(Full::new(Bytes::from(body))).map_err(|_| HttpClientError::Broken)
+        request.body(Bytes::from(body)).map_err(|_| HttpClientError::Broken)
     }
 
-    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<HttpClientReply, HttpClientError> {
+    async fn exchange(&self, request: Request<Bytes>) -> Result<HttpClientReply, HttpClientError> {
         let stream = TcpStream::connect(self.address).await.map_err(|_| HttpClientError::Unreachable)?;
         let stream: Box<dyn Duplex> = match self.origin.as_ref().and_then(|origin| origin.tls.as_ref()) {
             Some(tls) => {
@@ -205,33 +206,8 @@ impl HttpClient {
             }
             None => Box::new(stream),
         };
-        exchange(stream, request).await
-    }
-}
-
-async fn exchange(
-    stream: Box<dyn Duplex>,
-    request: Request<Full<Bytes>>,
-) -> Result<HttpClientReply, HttpClientError> {
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-        .await
-        .map_err(|_| HttpClientError::Broken)?;
-    let answer = async move {
-        let response = sender.send_request(request).await.map_err(|_| HttpClientError::Broken)?;
-        let status = response.status().as_u16();
-        let marked = [GATED_HEADER, NOT_READY_HEADER]
-            .iter()
-            .any(|mark| response.headers().get(*mark).is_some_and(|v| v == "1"));
-        let gated = status == 503 && marked;
-        let body = Limited::new(response.into_body(), MAX_BODY_BYTES).collect().await;
-        let body = body.map_err(|_| HttpClientError::Broken)?.to_bytes();
-        Ok(HttpClientReply { status, body, gated })
-    };
-    // Driven here and not in a task of its own, so that dropping the call drops the connection with it.
-    tokio::pin!(answer, connection);
-    tokio::select! {
-        biased;
-        reply = &mut answer => reply,
-        _ = &mut connection => answer.await,
+        let mut response = OneShotResponse::open(stream, request).await?;
+        let body = response.body(MAX_BODY_BYTES).await?;
+        Ok(HttpClientReply { status: response.status, body, gated: response.gated })
     }
 }

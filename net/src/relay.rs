@@ -65,6 +65,9 @@ pub mod pool;
 mod send;
 mod stream_tail;
 
+pub(crate) use decode::BodyDecoder;
+pub(crate) use head::{parse as parse_response_head, write_request_line};
+
 pub use body::{RelayBody, RelayBodyError, ScratchFrame};
 pub use payload::{Payload, RequestBodyStream};
 pub use pool::ConnectionPool;

@@ -1,21 +1,13 @@
 //! Reads a response of unlimited duration line by line.
 
-use std::{
-    future::Future,
-    net::SocketAddr,
-    pin::{Pin, pin},
-    time::Duration,
-};
+use std::{net::SocketAddr, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use http::Request;
-use http_body_util::{BodyExt as _, Full};
-use hyper::{body::Incoming, client::conn::http1};
-use hyper_util::rt::TokioIo;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 
-use super::HttpClientError;
+use super::{HttpClientError, exchange::OneShotResponse};
 
 /// TCP keepalive: idle time, interval and retries. A stream may be silent for hours, and a node that lost power stays
 /// silent too. The kernel probes the peer and closes the connection when all probes go unanswered.
@@ -23,15 +15,10 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_RETRIES: u32 = 3;
 
-type HyperClientConnection = Pin<Box<http1::Connection<TokioIo<TcpStream>, Full<Bytes>>>>;
-
 /// The lines of a response. Dropping the stream closes the connection.
 #[derive(Debug)]
 pub struct LineStream {
-    status: u16,
-    body: Incoming,
-    /// `None` once the connection has finished its work.
-    connection: Option<HyperClientConnection>,
+    response: OneShotResponse,
     /// Bytes received and not returned yet.
     buffer: BytesMut,
     /// Length of the front part of `buffer` that is known to have no line end.
@@ -42,7 +29,7 @@ pub struct LineStream {
 impl LineStream {
     pub(super) async fn open(
         address: SocketAddr,
-        request: Request<Full<Bytes>>,
+        request: Request<Bytes>,
         longest: usize,
     ) -> Result<Self, HttpClientError> {
         let stream = TcpStream::connect(address).await.map_err(|_| HttpClientError::Unreachable)?;
@@ -51,20 +38,14 @@ impl LineStream {
             .with_interval(KEEPALIVE_INTERVAL)
             .with_retries(KEEPALIVE_RETRIES);
         SockRef::from(&stream).set_tcp_keepalive(&keepalive).map_err(|_| HttpClientError::Broken)?;
-        let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|_| HttpClientError::Broken)?;
-        let mut connection = Some(Box::pin(connection));
-        let response = drive_while(&mut connection, sender.send_request(request)).await;
-        let response = response.map_err(|_| HttpClientError::Broken)?;
-        let status = response.status().as_u16();
-        let body = response.into_body();
-        Ok(Self { status, body, connection, buffer: BytesMut::new(), scanned: 0, max_line_bytes: longest })
+        let response = OneShotResponse::open(Box::new(stream), request).await?;
+        Ok(Self { response, buffer: BytesMut::new(), scanned: 0, max_line_bytes: longest })
     }
 
     /// The response status. With a status other than 200 the lines are those of an error.
     #[must_use]
     pub const fn status(&self) -> u16 {
-        self.status
+        self.response.status
     }
 
     /// Returns the next line without its line end; `None` at the end of the response. Dropping the future before it
@@ -81,14 +62,9 @@ impl LineStream {
             if line.is_some() {
                 return Ok(line);
             }
-            match drive_while(&mut self.connection, self.body.frame()).await {
+            match self.response.chunk().await? {
+                Some(piece) => self.buffer.extend_from_slice(&piece),
                 None => return Ok(None),
-                Some(Err(_)) => return Err(HttpClientError::Broken),
-                Some(Ok(frame)) => {
-                    if let Some(data) = frame.data_ref() {
-                        self.buffer.extend_from_slice(data);
-                    }
-                }
             }
         }
     }
@@ -104,20 +80,6 @@ impl LineStream {
         self.scanned = 0;
         Some(line.freeze())
     }
-}
-
-/// Awaits `work`, and drives the connection meanwhile.
-async fn drive_while<T>(connection: &mut Option<HyperClientConnection>, work: impl Future<Output = T>) -> T {
-    let mut work = pin!(work);
-    if let Some(open) = connection {
-        tokio::select! {
-            biased;
-            done = &mut work => return done,
-            _ = open => {}
-        }
-        *connection = None;
-    }
-    work.await
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use super::head::MalformedResponse;
 
 /// The framing of a body, with the part that is still to come.
 #[derive(Debug)]
-pub(super) enum BodyDecoder {
+pub(crate) enum BodyDecoder {
     Length(u64),
     Chunked(ChunkedDecoder),
     UntilClose,
@@ -19,16 +19,16 @@ pub(super) enum BodyDecoder {
 
 /// The result of decoding some bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct DecodedBytes {
+pub(crate) struct DecodedBytes {
     /// The payload, moved together into one range. The bytes outside it are no longer intact.
-    pub(super) payload: Range<usize>,
+    pub(crate) payload: Range<usize>,
     /// How many of the bytes belong to the body: all of them, except at its end.
     pub(super) used: usize,
 }
 
 /// The position in a chunked body.
 #[derive(Debug)]
-pub(super) struct ChunkedDecoder {
+pub(crate) struct ChunkedDecoder {
     state: ChunkedState,
     /// Bytes of framing since the last payload. Limited, so that an engine that sends only framing is cut off.
     framing: usize,
@@ -72,7 +72,7 @@ impl BodyDecoder {
     }
 
     /// Reports whether the framing shows that the body is complete.
-    pub(super) fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         match self {
             Self::Length(remaining) => *remaining == 0,
             Self::Chunked(chunks) => chunks.state == ChunkedState::Done,
@@ -96,7 +96,7 @@ impl BodyDecoder {
     }
 
     /// Decodes the next bytes, which may be cut anywhere.
-    pub(super) fn decode(&mut self, bytes: &mut [u8]) -> Result<DecodedBytes, MalformedResponse> {
+    pub(crate) fn decode(&mut self, bytes: &mut [u8]) -> Result<DecodedBytes, MalformedResponse> {
         match self {
             Self::UntilClose => Ok(DecodedBytes { payload: 0..bytes.len(), used: bytes.len() }),
             Self::Length(remaining) => {

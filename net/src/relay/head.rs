@@ -21,14 +21,14 @@ const EXTRA_HEADER_CAPACITY: usize = 8;
 
 /// An engine's response head, with only those headers that may reach a client.
 #[derive(Debug)]
-pub(super) struct UpstreamResponseHead {
-    pub(super) status: StatusCode,
+pub(crate) struct UpstreamResponseHead {
+    pub(crate) status: StatusCode,
     pub(super) headers: HeaderMap,
-    pub(super) decoder: BodyDecoder,
+    pub(crate) decoder: BodyDecoder,
     /// The connection can carry another exchange after this one.
     pub(super) keep_alive: bool,
     /// A 503 with a stub's mark: its gate is closed, or it does not know its engine yet.
-    pub(super) gated: bool,
+    pub(crate) gated: bool,
     /// The load report of the engine or its stub. Boxed, because few heads have one.
     pub(super) load: Option<Box<EngineLoad>>,
 }
@@ -36,10 +36,10 @@ pub(super) struct UpstreamResponseHead {
 /// The bytes received are not a response to the request.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("malformed response")]
-pub(super) struct MalformedResponse;
+pub(crate) struct MalformedResponse;
 
 /// Writes the first line of a request. `prefix` is a prefix of the path.
-pub(super) fn write_request_line(out: &mut Vec<u8>, method: &Method, prefix: &str, path: &PathAndQuery) {
+pub(crate) fn write_request_line(out: &mut Vec<u8>, method: &Method, prefix: &str, path: &PathAndQuery) {
     for piece in [method.as_str(), " ", prefix, path.as_str(), " HTTP/1.1\r\n"] {
         out.extend_from_slice(piece.as_bytes());
     }
@@ -49,7 +49,7 @@ pub(super) fn write_request_line(out: &mut Vec<u8>, method: &Method, prefix: &st
 /// they concern one hop, and the client may not understand them.
 ///
 /// The values share the memory they were read into, so a head allocates only its table.
-pub(super) fn parse(
+pub(crate) fn parse(
     buffered: &mut Bytes,
     method: &Method,
 ) -> Result<Option<UpstreamResponseHead>, MalformedResponse> {
