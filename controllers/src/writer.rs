@@ -19,7 +19,7 @@ use prometheus::IntCounterVec;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::{
-    sync::watch,
+    sync::{Semaphore, SemaphorePermit, watch},
     time::{self, Instant},
 };
 
@@ -31,6 +31,9 @@ use super::{api_error::api_error_message, election::Leadership, failpoint, ledge
 pub const MANAGER: &str = "rouse";
 /// Timeout of one write with its retries; the write may still have succeeded.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of calls in flight; further ones wait. Each has a connection to the API server, with buffers at both
+/// ends: thousands of engines that start at once would open thousands.
+const MAX_IN_FLIGHT: usize = 64;
 /// How often a fenced write is tried while a kubelet changes the object's version.
 const MAX_TRIES: u32 = 5;
 
@@ -59,15 +62,20 @@ pub struct ObjectWriter {
     /// Counted by kind and outcome.
     writes: IntCounterVec,
     in_flight: watch::Sender<u32>,
+    permits: Arc<Semaphore>,
 }
 
 /// Counts one write as in flight until it ends.
-struct InFlightWrite<'a>(&'a watch::Sender<u32>);
+struct InFlightWrite<'a> {
+    all: &'a watch::Sender<u32>,
+    _permit: Option<SemaphorePermit<'a>>,
+}
 
 impl ObjectWriter {
     #[must_use]
     pub fn new(leadership: watch::Receiver<Option<Leadership>>, writes: IntCounterVec) -> Self {
-        Self { leadership, writes, in_flight: watch::Sender::new(0) }
+        let permits = Arc::new(Semaphore::new(MAX_IN_FLIGHT));
+        Self { leadership, writes, in_flight: watch::Sender::new(0), permits }
     }
 
     /// Completes when no write is in flight. Without the claim no new write begins.
@@ -120,6 +128,7 @@ impl ObjectWriter {
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
+        let _permit = self.permits.acquire().await.ok();
         let found = time::timeout(CALL_TIMEOUT, api.get_opt(name)).await.map_err(|_| Error::Timeout)?;
         found.map_err(Error::from)
     }
@@ -248,7 +257,7 @@ impl ObjectWriter {
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
         F: Future<Output = kube::Result<T>>,
     {
-        let _under_way = InFlightWrite::begin(&self.in_flight);
+        let _under_way = self.begin().await;
         let deadline = Instant::now() + CALL_TIMEOUT;
         let mut seen = fence.seen.clone();
         self.confirm(&seen, fence.epoch, deadline).await?;
@@ -300,11 +309,19 @@ impl ObjectWriter {
         Err(Error::NotLeading)
     }
 
+    /// Waits until another write may begin. Who leads is checked after that.
+    async fn begin(&self) -> InFlightWrite<'_> {
+        // Nothing closes the semaphore.
+        let permit = self.permits.acquire().await.ok();
+        self.in_flight.send_modify(|under_way| *under_way += 1);
+        InFlightWrite { all: &self.in_flight, _permit: permit }
+    }
+
     async fn call<K: Resource<DynamicType = ()>, T>(
         &self,
         call: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, Error> {
-        let _under_way = InFlightWrite::begin(&self.in_flight);
+        let _under_way = self.begin().await;
         self.leadership()?;
         failpoint::hit();
         self.send::<K, T>(call, Instant::now() + CALL_TIMEOUT).await
@@ -329,16 +346,9 @@ impl ObjectWriter {
     }
 }
 
-impl<'a> InFlightWrite<'a> {
-    fn begin(all: &'a watch::Sender<u32>) -> Self {
-        all.send_modify(|under_way| *under_way += 1);
-        Self(all)
-    }
-}
-
 impl Drop for InFlightWrite<'_> {
     fn drop(&mut self) {
-        self.0.send_modify(|under_way| *under_way -= 1);
+        self.all.send_modify(|under_way| *under_way -= 1);
     }
 }
 

@@ -1,5 +1,11 @@
+use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
 use prometheus::Opts;
 use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+};
 
 use super::*;
 use crate::workload::EPOCH;
@@ -68,4 +74,64 @@ async fn a_newer_epoch_on_an_object_counts_unless_the_claim_is_renewed_after_it_
     claims.send_replace(aged(7, 1));
     let at_once = writer.confirm(&seen(8), 7, Instant::now()).await;
     assert!(matches!(at_once, Err(Error::NotLeading)), "no renewal in time");
+}
+
+#[tokio::test]
+async fn few_writes_are_in_flight_at_once_and_the_others_follow() {
+    const WRITES: usize = MAX_IN_FLIGHT + 8;
+    let claims = watch::Sender::new(Some(Leadership::aged(7, Duration::ZERO)));
+    let counts = IntCounterVec::new(Opts::new("writes", "of a test"), &["kind", "outcome"]).unwrap();
+    let writer = ObjectWriter::new(claims.subscribe(), counts);
+    let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", server.local_addr().unwrap()).parse().unwrap();
+    let pods: Api<Pod> = Api::namespaced(Client::try_from(kube::Config::new(url)).unwrap(), "default");
+    let writes: Vec<_> = (0..WRITES)
+        .map(|n| {
+            let (writer, pods) = (writer.clone(), pods.clone());
+            tokio::spawn(
+                async move { writer.create(&pods, &json!({"metadata": {"name": n.to_string()}})).await },
+            )
+        })
+        .collect();
+
+    let mut held = Vec::new();
+    while held.len() < MAX_IN_FLIGHT {
+        held.push(request(server.accept().await.unwrap().0).await);
+    }
+    assert!(time::timeout(Duration::from_millis(50), server.accept()).await.is_err(), "one write too many");
+    assert_eq!(*writer.in_flight.borrow() as usize, MAX_IN_FLIGHT);
+    let mut answered = 0;
+    while answered < WRITES {
+        let connection = match held.pop() {
+            Some(connection) => connection,
+            None => request(server.accept().await.unwrap().0).await,
+        };
+        refuse(connection).await;
+        answered += 1;
+    }
+    for write in writes {
+        assert!(matches!(write.await.unwrap(), Err(Error::Invalid(_))));
+    }
+    writer.wait_idle().await;
+}
+
+/// Returns the connection once it has carried the head of a request.
+async fn request(mut connection: TcpStream) -> TcpStream {
+    let mut head = Vec::new();
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+        assert_ne!(connection.read_buf(&mut head).await.unwrap(), 0);
+    }
+    connection
+}
+
+/// Refuses the request, and closes the connection.
+async fn refuse(mut connection: TcpStream) {
+    let status =
+        json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no", "code": 422});
+    let body = status.to_string();
+    let head = format!(
+        "HTTP/1.1 422 Unprocessable Entity\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    connection.write_all((head + &body).as_bytes()).await.unwrap();
 }
