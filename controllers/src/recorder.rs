@@ -41,8 +41,9 @@ const SERIES_TIMEOUT: Duration = Duration::from_secs(6 * 60);
 const MIN_REWRITE_INTERVAL: Duration = Duration::from_secs(60);
 /// Pause between writes.
 ///
-/// Without it the Events of a hundred new Pods would keep the API server from serving those Pods.
-const WRITE_INTERVAL: Duration = Duration::from_millis(50);
+/// Without it the Events of a hundred new Pods would keep the API server from serving those Pods. With it, Events take at
+/// most half of the 20 writes a second that a leader may make, even after thousands of engines have started.
+const WRITE_INTERVAL: Duration = Duration::from_millis(100);
 const CONTROLLER: &str = "rouse.dev/gateway";
 /// Maximum number of tries to write an Event, and the pause after the first one, which doubles with each.
 const MAX_TRIES: u32 = 5;
