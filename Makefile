@@ -158,7 +158,7 @@ test-node: programs ## A real kubelet and containerd with our images, which take
 	@$(PART) "Kubernetes for the node" 5 $(MAKE) cluster
 	@$(PART) "building the node's tests" 60 cargo test --workspace --locked --no-run --test node
 	@$(PART) "the node's images" 20 images/build "$(TARGET)/debug" "$(TARGET)/debug/images" rouse-stub engine-sim rouse-pause
-	@$(PART) "the node: kubelet, containerd and kube-scheduler, Pods in containers" 120 \
+	@$(PART) "the node: kubelet, containerd and kube-scheduler, Pods in containers" 180 \
 	    timeout --kill-after 10 900 cargo test --workspace --locked --test node -- $(ARGS)
 
 .PHONY: test-engines

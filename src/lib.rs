@@ -11,11 +11,13 @@
 //! Everything here is synchronous: no clock, no randomness, no I/O. Time enters as a [`units::Tick`]; every decision
 //! has a reason. `Cargo.toml` names no crate that performs I/O, `clippy.toml` lists the types of the standard library
 //! that this crate must not use, and `tests/lints.rs` rejects the modules. [`shell_words`] parses command lines,
-//! [`error_chain`] renders errors, and [`shared_map`] has the maps that planning can copy cheaply.
+//! [`error_chain`] renders errors, [`shared_map`] has the maps that planning can copy cheaply, and [`stable_hash`] the
+//! hash that stands for chance.
 //!
 //! [`fleet`] decides for models: `plan` starts and evicts engines, `dispatch` grants and refuses, `explain` words the
 //! reasons. [`pairing`] decides for dual pods. [`saturation`] decides how many replicas each variant of a model runs.
-//! [`fault`] has every refusal. [`sim`] simulates worlds for all of them.
+//! [`warmup`] decides which images and actions nodes get ahead of their Pods. [`fault`] has every refusal. [`sim`]
+//! simulates worlds for all of them.
 //!
 //! In production, only the gateway's driver calls these three functions, and it alone reads the clock for them.
 
@@ -41,4 +43,6 @@ pub mod shell_words;
     reason = "a simulated world, which no bytes from outside reach; a panic there is a finding"
 )]
 pub mod sim;
+pub mod stable_hash;
 pub mod units;
+pub mod warmup;

@@ -18,7 +18,7 @@ pub use self::{
         DrainDeadlinePolicy, EngineTimeouts, EvictionPolicy, FleetSettings, ProtectionPolicy, QueuePolicy,
         QueueSettings, TurnSettings,
     },
-    variants::{EngineVariant, ScaleUpEviction},
+    variants::{EngineVariant, ScaleUpEviction, compare_by_cost},
 };
 use crate::{
     saturation::Thresholds,

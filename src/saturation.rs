@@ -35,6 +35,8 @@ mod token_capacity;
 mod transition;
 mod zero;
 
+use std::cmp::Ordering;
+
 use serde::{Deserialize, Serialize};
 
 pub use self::{
@@ -57,7 +59,7 @@ pub use self::{
     transition::Transition,
     zero::ZeroRule,
 };
-use crate::model::VariantName;
+use crate::model::{VariantName, compare_by_cost};
 
 /// Which version of the rules decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -168,6 +170,11 @@ impl VariantState {
             Some(max) if max > 0 && replicas > max => max,
             _ => replicas,
         }
+    }
+
+    /// Cheapest first, of equal costs by name.
+    fn compare_by_cost(&self, other: &Self) -> Ordering {
+        compare_by_cost((self.cost, &self.variant), (other.cost, &other.variant))
     }
 
     /// Accelerators of one replica, at least one.

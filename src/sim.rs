@@ -36,6 +36,7 @@ pub mod saturation;
 pub mod scenario;
 pub mod trace;
 pub mod transcript;
+pub mod warmup;
 pub mod what_if;
 
 pub use client::SimulatedRequest;

@@ -98,6 +98,7 @@ fn load_beyond_the_cheap_variant_goes_to_the_dear_one_and_costs_less_than_with_a
         let kind = other.autoscaler;
         assert!(rouse.saturated_seconds < other.saturated_seconds, "{kind}: {}", other.saturated_seconds);
     }
-    // KEDA's sum over both variants never asks for the large one, which costs little and serves less.
+    let most = keda.samples.iter().map(|sample| sample.replicas).max();
+    assert!(most > Some(2), "{most:?} replicas at most: KEDA starts the large variant, too");
     assert!(rouse.cost < hpa.cost, "{} against {}", rouse.cost, hpa.cost);
 }

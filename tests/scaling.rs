@@ -135,7 +135,7 @@ fn a_model_has_as_many_engines_as_its_target_says_while_it_is_in_use_and_no_spar
     until(&mut world, 40);
     assert_eq!(awake(&world), ["qwen#0", "qwen#1"]);
     let shown = world.fleet().report(&world.fleet().plan(world.now())).to_string();
-    assert!(shown.contains("default: 2 of 2 engines (the scenario says so)"), "{shown}");
+    assert!(shown.contains("default: 2 running or starting, 2 desired (the scenario says so)"), "{shown}");
 }
 
 #[test]
@@ -370,7 +370,7 @@ fn a_scaled_model_has_no_spares_before_its_first_target() {
     until(&mut world, 39);
     assert_eq!(awake(&world), ["qwen#0"], "there is memory for three");
     let shown = world.fleet().report(&world.fleet().plan(world.now())).to_string();
-    assert!(shown.contains("default: 1 engine"), "{shown}");
+    assert!(shown.contains("default: 1 running or starting\n"), "{shown}");
     until(&mut world, 70);
     assert_eq!(awake(&world), ["qwen#0", "qwen#1"]);
 }

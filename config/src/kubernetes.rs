@@ -32,8 +32,35 @@ pub struct KubernetesConfig {
     /// Prometheus that reports the accelerators' used memory, besides the stubs, and the load of engines.
     pub prometheus: Option<PrometheusConfig>,
     pub saturation: SaturationConfig,
+    pub warmup: WarmupConfig,
     /// How to serve requesters; `None` disables it.
     pub dual_pods: Option<DualPodsConfig>,
+}
+
+/// How the gateway that leads carries out Warmups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WarmupConfig {
+    /// `false`: Warmups are left alone, and models keep no images warm.
+    pub enabled: bool,
+    pub image_volumes: ImageVolumes,
+    /// Pause after a node's first failure. It doubles with each further one.
+    pub retry_delay: Millis,
+}
+
+/// When an image is mounted as a volume, so that nothing of it runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ImageVolumes {
+    /// If every node has them, by the version of the API server.
+    #[default]
+    Auto,
+    /// Never: a container of the image is created, which need not start.
+    Never,
+}
+
+impl Default for WarmupConfig {
+    fn default() -> Self {
+        Self { enabled: true, image_volumes: ImageVolumes::default(), retry_delay: Millis::secs(10) }
+    }
 }
 
 /// Settings of dual pods.
@@ -134,6 +161,7 @@ fn section(reader: &mut ConfigReader, node: &YamlNode) -> Option<KubernetesConfi
     let any_backend = section.read(reader, "anyBackend", ConfigReader::flag).unwrap_or(false);
     let prometheus = section.read(reader, "prometheus", prometheus);
     let saturation = saturation::of_cluster(reader, &mut section, prometheus.is_some());
+    let warmup = section.sub(reader, "warmup", warmup);
     let dual_pods = section.read(reader, "dualPods", dual_pods);
     section.close(reader);
     Some(KubernetesConfig {
@@ -146,8 +174,22 @@ fn section(reader: &mut ConfigReader, node: &YamlNode) -> Option<KubernetesConfi
         any_backend,
         prometheus,
         saturation,
+        warmup,
         dual_pods,
     })
+}
+
+fn warmup(reader: &mut ConfigReader, section: &mut ConfigSection) -> WarmupConfig {
+    let default = WarmupConfig::default();
+    let choices = [("auto", ImageVolumes::Auto), ("never", ImageVolumes::Never)];
+    let enabled = section.read(reader, "enabled", ConfigReader::flag);
+    let image_volumes = section.read(reader, "imageVolumes", |reader, node| reader.choice(node, &choices));
+    let retry_delay = section.read(reader, "retryDelay", ConfigReader::positive_duration);
+    WarmupConfig {
+        enabled: enabled.unwrap_or(default.enabled),
+        image_volumes: image_volumes.unwrap_or(default.image_volumes),
+        retry_delay: retry_delay.unwrap_or(default.retry_delay),
+    }
 }
 
 fn dual_pods(reader: &mut ConfigReader, node: &YamlNode) -> Option<DualPodsConfig> {

@@ -42,7 +42,10 @@ pub use self::{
     error::{ConfigErrors, ConfigProblem, SourceLocation},
     file::{load, parse},
     keys::{KeyConfig, KeyConfigs, KeyHash, ModelAccess, RateLimits},
-    kubernetes::{DualPodsConfig, KubernetesConfig, PlatformKind, PrometheusConfig, WatchedNamespaces},
+    kubernetes::{
+        DualPodsConfig, ImageVolumes, KubernetesConfig, PlatformKind, PrometheusConfig, WarmupConfig,
+        WatchedNamespaces,
+    },
     passthrough::PassthroughPath,
     saturation::{LoadSource, LocalSaturation, ModelSaturation, SaturationConfig},
     telemetry::{AccessLogTarget, TelemetryConfig},

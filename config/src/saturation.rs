@@ -166,11 +166,13 @@ pub(super) fn of_model(
         let at = section.at;
         section.close(reader);
         let thresholds = ThresholdTable::default().resolve(profile, "", "", Some(&entry));
-        if let Some(missing) = missing_in_doc(profile, &entry) {
-            reader
-                .note(at, format_args!("'{missing}' is missing: the profile doc has no default thresholds"));
-        } else if let Err(error) = thresholds.validate() {
-            reader.note(at, error);
+        let missing = missing_in_doc(profile, &entry);
+        for field in &missing {
+            reader.note(at, format_args!("'{field}' is missing: the profile doc has no default thresholds"));
+        }
+        // What is missing would contradict what is there.
+        if missing.is_empty() {
+            thresholds.problems().into_iter().for_each(|problem| reader.note(at, problem));
         }
         let policy = SaturationPolicy {
             profile,
@@ -186,16 +188,16 @@ pub(super) fn of_model(
     parsed.unwrap_or_default()
 }
 
-/// Returns a threshold without which [`Profile::Doc`] does nothing, and that the model does not set.
-fn missing_in_doc(profile: Profile, entry: &ThresholdEntry) -> Option<&'static str> {
+/// Returns the thresholds without which [`Profile::Doc`] does nothing, and that the model does not set.
+fn missing_in_doc(profile: Profile, entry: &ThresholdEntry) -> Vec<&'static str> {
     let fields = [
         ("kvCacheThreshold", entry.kv_cache_threshold),
         ("queueLengthThreshold", entry.queue_length_threshold),
         ("kvSpareTrigger", entry.kv_spare_trigger),
         ("queueSpareTrigger", entry.queue_spare_trigger),
     ];
-    let missing = fields.into_iter().find(|(_, value)| value.is_none()).map(|(field, _)| field);
-    missing.filter(|_| profile == Profile::Doc)
+    let missing = fields.into_iter().filter(|(_, value)| value.is_none() && profile == Profile::Doc);
+    missing.map(|(field, _)| field).collect()
 }
 
 /// Reads a number. Its range is checked together with the others.

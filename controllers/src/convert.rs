@@ -9,13 +9,14 @@ mod saturation;
 mod spec_reader;
 #[cfg(test)]
 mod tests;
+pub mod warmup;
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use rouse::{
     model::{
         AcceleratorRequirement, EngineMemory, EvictionPolicy, IdlePolicy, ModelName, ModelSpec,
-        QueueOverrides, QueuePolicy, ScaleUpEviction, SleepLevelPolicy, VariantName,
+        QueueOverrides, QueuePolicy, ScaleUpEviction, SleepLevelPolicy, VariantName, compare_by_cost,
     },
     pairing,
     saturation::Thresholds,
@@ -28,7 +29,7 @@ use super::{
     conflicts::object_name,
     crd::{
         InferenceModel, InferenceModelSpec, PodTemplateJson,
-        inference_model::{self as written, ServingMode},
+        inference_model::{self as written, ServingMode, WarmupMode},
         ledger::ObjectName,
     },
     rejection::{Rejection, Rejections},
@@ -45,8 +46,8 @@ pub struct ConvertedModel {
     /// Configuration for talking to the model's engines.
     pub engine: Arc<rouse_config::EngineConfig>,
     pub hosting: ModelHosting,
-    /// Cheapest first; variants with the same cost keep their order in the object. There is at least one. An external
-    /// model has exactly one, with no accelerators and no memory.
+    /// Cheapest first, of equal costs by name. There is at least one. An external model has exactly one, with no
+    /// accelerators and no memory.
     pub variants: Vec<ModelVariant>,
     /// Number of engines of all variants together that run without requests, beside the variants' own.
     pub min_replicas: u32,
@@ -54,6 +55,8 @@ pub struct ConvertedModel {
     pub saturation: Option<SaturationSettings>,
     /// The memory that the object declares for one engine, for the object's status.
     pub declared: Option<Bytes>,
+    /// Whether Rouse keeps the model's images on the nodes where its next engines may start.
+    pub keeps_warm: bool,
     /// Direct dependencies only. [`super::index`] knows the model names of all objects and fills
     /// [`ModelSpec::dependencies`].
     pub dependencies: Vec<ObjectName>,
@@ -141,7 +144,18 @@ pub fn convert(object: &InferenceModel, policy: ConversionPolicy) -> Result<Conv
     let min_replicas = min_replicas(&mut reader, spec, &variants);
     let hosting = reader.finish(run)?;
     let engine = Arc::new(engine);
-    Ok(ConvertedModel { object, engine, hosting, variants, min_replicas, saturation, declared, dependencies })
+    let keeps_warm = spec.warmup == WarmupMode::Auto;
+    Ok(ConvertedModel {
+        object,
+        engine,
+        hosting,
+        variants,
+        min_replicas,
+        saturation,
+        declared,
+        keeps_warm,
+        dependencies,
+    })
 }
 
 /// Returns how many engines of all variants together run without requests.
@@ -315,7 +329,7 @@ fn variants(
         });
     }
     reader.prefix.clear();
-    variants.sort_by(|a, b| a.cost.total_cmp(&b.cost));
+    variants.sort_by(|one, other| compare_by_cost((one.cost, &one.name), (other.cost, &other.name)));
     variants
 }
 

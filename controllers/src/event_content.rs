@@ -1,5 +1,5 @@
 //! Decides which changes of a model become Events, by comparing snapshots of its engines and wait reasons. Defines the
-//! reasons of all Events, including those of dual pods.
+//! reasons of all Events, including those of dual pods and Warmups.
 
 use rouse::{
     engine::{Engine, state::LifecycleState},
@@ -26,6 +26,12 @@ pub enum EventReason {
     Ended,
     Failed,
     ShortGrace,
+    Started,
+    NodeFailed,
+    Completed,
+    Paused,
+    Resumed,
+    Expired,
 }
 
 /// Reason and note of one Event.
@@ -70,6 +76,16 @@ impl EventReason {
         Self::Failed,
         Self::ShortGrace,
     ];
+    /// Reasons of Events on Warmups.
+    pub const WARMUP_REASONS: [Self; 7] = [
+        Self::Started,
+        Self::NodeFailed,
+        Self::Completed,
+        Self::Failed,
+        Self::Paused,
+        Self::Resumed,
+        Self::Expired,
+    ];
 
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -88,6 +104,12 @@ impl EventReason {
             Self::Ended => "Ended",
             Self::Failed => "Failed",
             Self::ShortGrace => "ShortGrace",
+            Self::Started => "Started",
+            Self::NodeFailed => "NodeFailed",
+            Self::Completed => "Completed",
+            Self::Paused => "Paused",
+            Self::Resumed => "Resumed",
+            Self::Expired => "Expired",
         }
     }
 
@@ -101,7 +123,11 @@ impl EventReason {
     #[must_use]
     pub const fn event_type(self) -> &'static str {
         match self {
-            Self::InsufficientMemory | Self::FailedCreate | Self::Failed | Self::ShortGrace => "Warning",
+            Self::InsufficientMemory
+            | Self::FailedCreate
+            | Self::Failed
+            | Self::ShortGrace
+            | Self::NodeFailed => "Warning",
             _ => "Normal",
         }
     }
@@ -111,14 +137,17 @@ impl EventReason {
     pub const fn action(self) -> &'static str {
         match self {
             Self::Created | Self::Updated | Self::ShortGrace => "Accept",
-            Self::ScaledUp | Self::InsufficientMemory | Self::FailedCreate => "Start",
+            Self::ScaledUp | Self::InsufficientMemory | Self::FailedCreate | Self::Started => "Start",
             Self::ScaledToZero => "Stop",
             Self::Slept => "Sleep",
             Self::Woken => "Wake",
-            Self::Deleted => "Delete",
+            Self::Deleted | Self::Expired => "Delete",
             Self::Waiting => "Wait",
             Self::Served => "Serve",
-            Self::Ended | Self::Failed => "End",
+            Self::Ended | Self::Failed | Self::Completed => "End",
+            Self::NodeFailed => "Warm",
+            Self::Paused => "Pause",
+            Self::Resumed => "Resume",
         }
     }
 

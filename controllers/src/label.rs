@@ -6,6 +6,7 @@
 use std::fmt::Write as _;
 
 use aws_lc_rs::digest;
+use rouse::warmup::WarmSet;
 
 /// Label: [`value`] of the model's name.
 pub const MODEL: &str = "rouse.dev/model";
@@ -13,6 +14,9 @@ pub const MODEL: &str = "rouse.dev/model";
 pub const VARIANT: &str = "rouse.dev/variant";
 /// Annotation: the unmodified name of the model.
 pub const MODEL_NAME: &str = "rouse.dev/model-name";
+/// Prefix of the label of a warm node. The rest of the key is the set, and the value the namespace of the gateways that
+/// set the label.
+pub const WARM_PREFIX: &str = "warm.rouse.dev/";
 
 /// Half of a SHA-256: too long to construct two names that share it.
 const HASH_BYTES: usize = 16;
@@ -26,6 +30,12 @@ pub fn value(name: &str) -> String {
         write!(text, "{byte:02x}").unwrap_or_default();
         text
     })
+}
+
+/// Returns the key of the label that the warm nodes of this set have.
+#[must_use]
+pub fn warm_key(set: &WarmSet) -> String {
+    format!("{WARM_PREFIX}{set}")
 }
 
 #[cfg(test)]

@@ -3,11 +3,13 @@
 mod dual_pods;
 mod meter_reads;
 mod saturation;
+mod warmup;
 
 pub use self::{
     dual_pods::{ActuationPath, CallLatencyObserver, DualPodMetrics, EngineBindingLabels, LauncherPhase},
     meter_reads::{MeterReadMetrics, MeterSource},
     saturation::{ModelReplicas, SaturationMetrics, VariantLoad, VariantReplicas},
+    warmup::{WarmSetGauge, WarmupMetrics, WarmupNodeGauges},
 };
 
 use prometheus::{IntCounterVec, Opts, Registry};
@@ -19,6 +21,7 @@ pub struct ControllerMetrics {
     pub dual_pods: DualPodMetrics,
     pub meter_reads: MeterReadMetrics,
     pub saturation: SaturationMetrics,
+    pub warmup: WarmupMetrics,
     /// Writes to the Kubernetes API, by object kind and outcome.
     pub writes: IntCounterVec,
 }
@@ -34,6 +37,7 @@ impl ControllerMetrics {
             dual_pods: DualPodMetrics::new(registry),
             meter_reads: MeterReadMetrics::new(registry),
             saturation: SaturationMetrics::new(registry),
+            warmup: WarmupMetrics::new(registry),
             writes: register(registry, expect_valid(IntCounterVec::new(writes, &["kind", "outcome"]))),
         }
     }

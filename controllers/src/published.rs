@@ -2,12 +2,12 @@
 
 mod mailbox;
 
-use std::net::SocketAddr;
+use std::{collections::BTreeMap, net::SocketAddr};
 
 use rouse::{
     fault::FailureCause,
     fleet::event::{LearnedMeasurements, PublishedEngine as Told, PublishedEngineState, PublishedFailure},
-    model::{AcceleratorId, ModelName, SleepLevel},
+    model::{AcceleratorId, ModelName, SleepLevel, VariantName},
     units::{Millis, Tick},
 };
 
@@ -31,8 +31,10 @@ pub struct PublishedModel {
     pub engines: Vec<EngineStatus>,
     /// Time of the last request.
     pub last_request: Tick,
-    /// Measurements of its engines.
+    /// Measurements of its engines; of the cheapest variant's, if it has several.
     pub learned: Option<LearnedMeasurements>,
+    /// Measurements of the engines of each variant that has some. Statuses of earlier versions have none.
+    pub learned_of_variants: BTreeMap<VariantName, LearnedMeasurements>,
 }
 
 impl PublishedModel {
@@ -40,25 +42,48 @@ impl PublishedModel {
     pub fn of(object: &InferenceModel) -> Self {
         let status = object.status.as_ref();
         let last = status.and_then(|status| status.last_request_time.as_ref());
+        let variants = status.into_iter().flat_map(|status| &status.variants);
+        let of_variant = |variant: &crd::VariantStatus| {
+            Some((VariantName::from(variant.name.as_str()), learned(variant.learned.as_ref()?)))
+        };
         Self {
             object: object_name(object),
             model: ModelName::from(object.spec.model_name.as_str()),
             engines: status.map(|status| status.engines.clone()).unwrap_or_default(),
             last_request: last.map(tick).unwrap_or_default(),
             learned: status.and_then(|status| status.learned.as_ref()).map(learned),
+            learned_of_variants: variants.filter_map(of_variant).collect(),
         }
     }
 
     /// Returns the state after the object's deletion: no engines, no last request, no measurements.
     #[must_use]
     pub fn after_deletion(self) -> Self {
-        Self { engines: Vec::new(), last_request: Tick::default(), learned: None, ..self }
+        Self {
+            engines: Vec::new(),
+            last_request: Tick::default(),
+            learned: None,
+            learned_of_variants: BTreeMap::new(),
+            ..self
+        }
+    }
+
+    /// Returns the measurements of each variant. The model's own are of the cheapest, unless variants have theirs.
+    #[must_use]
+    pub fn measurements(&self, cheapest: VariantName) -> BTreeMap<VariantName, LearnedMeasurements> {
+        if self.learned_of_variants.is_empty() {
+            return self.learned.map(|learned| (cheapest, learned)).into_iter().collect();
+        }
+        self.learned_of_variants.clone()
     }
 
     /// Whether it has no content: the object was deleted, or the model was never used.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.engines.is_empty() && self.last_request == Tick::default() && self.learned.is_none()
+        self.engines.is_empty()
+            && self.last_request == Tick::default()
+            && self.learned.is_none()
+            && self.learned_of_variants.is_empty()
     }
 }
 
@@ -119,5 +144,37 @@ const fn state(state: EngineState) -> PublishedEngineState {
         EngineState::Failing => PublishedEngineState::Failing,
         EngineState::Stopping => PublishedEngineState::Stopping,
         EngineState::Backoff => PublishedEngineState::Backoff,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_measurements_of_an_earlier_versions_status_are_the_cheapest_variants() {
+        let read = |variants: serde_json::Value| {
+            let object = json!({
+                "apiVersion": "rouse.dev/v1alpha1",
+                "kind": "InferenceModel",
+                "metadata": {"name": "m", "namespace": "chat"},
+                "spec": {"modelName": "m", "memory": "80Gi", "containerImage": "vllm:1"},
+                "status": {"learned": {"startMillis": 7}, "variants": variants},
+            });
+            let published = PublishedModel::of(&serde_json::from_value(object).unwrap());
+            let starts = published.measurements("cheap".into()).into_iter();
+            starts.map(|(variant, learned)| (variant.to_string(), learned.start)).collect::<Vec<_>>()
+        };
+        let of = |variant: &str, millis| (variant.to_owned(), Some(Millis(millis)));
+        assert_eq!(read(json!([{"name": "cheap"}, {"name": "dear"}])), [of("cheap", 7)]);
+        let variants = json!([
+            {"name": "cheap", "learned": {"startMillis": 8}},
+            {"name": "dear", "learned": {"startMillis": 9}},
+        ]);
+        assert_eq!(read(variants), [of("cheap", 8), of("dear", 9)]);
+        // After a change of costs the model's own may be those of another variant.
+        assert_eq!(read(json!([{"name": "dear", "learned": {"startMillis": 9}}])), [of("dear", 9)]);
     }
 }

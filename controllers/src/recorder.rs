@@ -1,4 +1,4 @@
-//! Records Events on models and on Pods of dual pods.
+//! Records Events on models, on Warmups and on Pods of dual pods.
 //!
 //! A task of its own writes them, and no caller waits for it. Events that do not fit are dropped. A write that fails is
 //! repeated a few times: the API server may be busy, and the renewal of the Lease late. A repetition within minutes
@@ -58,6 +58,7 @@ const MAX_NAME_CHARS: usize = 200;
 pub enum RegardingKind {
     Model,
     Pod,
+    Warmup,
 }
 
 /// A request to record an Event on an object.
@@ -247,6 +248,7 @@ impl RegardingKind {
         match self {
             Self::Model => ("rouse.dev/v1alpha1", "InferenceModel"),
             Self::Pod => ("v1", "Pod"),
+            Self::Warmup => ("rouse.dev/v1alpha1", "Warmup"),
         }
     }
 }

@@ -15,7 +15,8 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use rouse::{fleet::event::Event, model::ModelName, units::Millis};
 use rouse_config::{
-    Config, KubernetesConfig, LoadSource, SaturationConfig, ShutdownConfig, WatchedNamespaces as Namespaces,
+    Config, ImageVolumes, KubernetesConfig, LoadSource, SaturationConfig, ShutdownConfig,
+    WatchedNamespaces as Namespaces,
 };
 use rouse_net::lease::TickClock;
 use rouse_platform::{DriverClient, ReadinessCheck};
@@ -49,6 +50,8 @@ use crate::{
     status_inputs::StatusInputs,
     status_writer::StatusWriter,
     stub_key::StubKey,
+    warmup::{IndexSettings, WarmupController, WarmupParts},
+    warmup_list::WarmupLister,
     watch::InitialLists,
     workload::Sidecar,
     writer::ObjectWriter,
@@ -70,6 +73,9 @@ const SYNC_WARN_INTERVAL: Duration = Duration::from_secs(10);
 /// Interval between attempts to read the stub key, which the gateway cannot do without.
 const STUB_KEY_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The minor version of Kubernetes 1 from which on every node has image volumes.
+const IMAGE_VOLUMES_MINOR: u32 = 36;
+
 /// The threads of a gateway in a cluster. None of them waits for another, and the driver waits for none.
 struct Threads {
     /// Renews the Lease, and does nothing else.
@@ -82,10 +88,12 @@ struct Threads {
     engines: ControllerThread,
     /// Reads the load of engines, and scales models by it.
     saturation: ControllerThread,
+    /// Carries out Warmups, if they are enabled.
+    warmup: Option<ControllerThread>,
 }
 
 impl Threads {
-    fn start(dual_pods: bool) -> anyhow::Result<Self> {
+    fn start(dual_pods: bool, warmup: bool) -> anyhow::Result<Self> {
         let start = |name| ControllerThread::start(name).context("cannot start a controller thread");
         Ok(Self {
             lease: start("lease")?,
@@ -93,6 +101,7 @@ impl Threads {
             dual_pods: dual_pods.then(|| start("dual-pods")).transpose()?,
             engines: start("engines")?,
             saturation: start("saturation")?,
+            warmup: warmup.then(|| start("warmup")).transpose()?,
         })
     }
 }
@@ -113,12 +122,15 @@ pub struct ClusterRuntime {
     /// The objects that [`Self::compose`] used last, and where their models run.
     last_composed: (Arc<Resolved>, Arc<ModelPlacements>),
     initial_lists: InitialLists,
+    /// Lists of Warmups, which no gateway waits for.
+    warmup_lists: InitialLists,
     /// Controllers, each until the election ends.
     controllers: JoinSet<()>,
     /// The controller of saturation, until there is a driver for it to ask.
     saturation: Option<SaturationStart>,
     /// Watches and other tasks, until the gateway ends.
     tasks: JoinSet<()>,
+    warmups: WarmupLister,
     /// Client of the control side, and that of the models' thread.
     client: Client,
     of_models: Client,
@@ -175,7 +187,7 @@ impl ClusterRuntime {
             .map(|asked| DcgmClient::new(asked, clock, metrics.meter_reads.clone()).map(Arc::new))
             .transpose()?;
         let dual = settings.dual_pods;
-        let threads = Threads::start(dual.is_some())?;
+        let threads = Threads::start(dual.is_some(), settings.warmup.enabled)?;
         let (of_lease, of_models) = (threads.lease.client(&api)?, threads.models.client(&api)?);
         let of_engines = threads.engines.client(&api)?;
 
@@ -234,11 +246,30 @@ impl ClusterRuntime {
                     key: key.clone(),
                 },
                 metrics: metrics.dual_pods.clone(),
-                events: event_sender,
+                events: event_sender.clone(),
                 meter: dcgm.clone(),
                 namespaces: namespaces.clone(),
             });
             let inputs = controller.inputs(pairing_watches);
+            controllers.spawn_on(kit::run(controller, inputs, terms.clone(), clock), thread.handle());
+        }
+        let warmup_lists = InitialLists::default();
+        if let Some(thread) = &threads.warmup {
+            let controller = WarmupController::new(WarmupParts {
+                client: thread.client(&api)?,
+                writer: writer.clone(),
+                clock,
+                events: event_sender,
+                metrics: metrics.warmup.clone(),
+                settings: IndexSettings {
+                    expected_lists: namespaces.len(),
+                    installation: own_namespace.clone(),
+                    retry_delay: settings.warmup.retry_delay,
+                    stub_image: settings.stub_image.clone(),
+                },
+                image_volumes: has_image_volumes(&client, settings.warmup.image_volumes).await,
+            });
+            let inputs = watches.warmup(resolved.clone(), warmup_lists.clone()).inputs();
             controllers.spawn_on(kit::run(controller, inputs, terms.clone(), clock), thread.handle());
         }
         let saturation = SaturationStart {
@@ -256,6 +287,7 @@ impl ClusterRuntime {
             key,
             timing: dual.map(|dual| dual.timing).unwrap_or_default(),
         };
+        let warmups = WarmupLister::new(client.clone(), namespaces.clone());
         let dependencies = KubernetesDependencies {
             pool_ledger: PoolLedger::new(of_engines.clone(), election.leadership()),
             writer: writer.clone(),
@@ -284,9 +316,11 @@ impl ClusterRuntime {
             pods_listable,
             last_composed: Default::default(),
             initial_lists: awaited,
+            warmup_lists,
             controllers,
             saturation: Some(saturation),
             tasks,
+            warmups,
             client,
             of_models,
             sidecar,
@@ -310,8 +344,20 @@ impl ClusterRuntime {
 
     /// Reports what the gateway runs without, because it may not read it.
     pub fn degraded_reason(&self) -> Arc<ReadinessCheck> {
-        let awaited = self.initial_lists.clone();
-        Arc::new(move || awaited.skipped_message().map(|lists| format!("this gateway may not read {lists}")))
+        let (awaited, warmups) = (self.initial_lists.clone(), self.warmup_lists.clone());
+        Arc::new(move || {
+            let skipped = awaited.skipped_message().map(|lists| format!("this gateway may not read {lists}"));
+            let warmups =
+                warmups.failed_message().map(|lists| format!("no Warmups are carried out: {lists}"));
+            let reasons: Vec<String> = skipped.into_iter().chain(warmups).collect();
+            (!reasons.is_empty()).then(|| reasons.join("; "))
+        })
+    }
+
+    /// Returns what lists the Warmups.
+    #[must_use]
+    pub fn warmups(&self) -> WarmupLister {
+        self.warmups.clone()
     }
 
     /// Returns once all objects to serve have arrived, and Pods may be listed.
@@ -477,6 +523,25 @@ impl ClusterRuntime {
 fn prometheus_of_engines(settings: &KubernetesConfig) -> anyhow::Result<Option<PrometheusClient>> {
     let is_source = settings.saturation.source == LoadSource::Prometheus;
     settings.prometheus.clone().filter(|_| is_source).map(PrometheusClient::new).transpose()
+}
+
+/// Whether Pods may have images as volumes, as far as the API server's version tells. Each node must mount them, too.
+async fn has_image_volumes(client: &Client, setting: ImageVolumes) -> bool {
+    if setting == ImageVolumes::Never {
+        return false;
+    }
+    match client.apiserver_version().await {
+        Ok(version) => {
+            // A provider may add to the number: "36+".
+            let number =
+                |text: &str| text.trim_end_matches(|c: char| !c.is_ascii_digit()).parse::<u32>().ok();
+            (number(&version.major), number(&version.minor)) >= (Some(1), Some(IMAGE_VOLUMES_MINOR))
+        }
+        Err(error) => {
+            tracing::debug!(%error, "the version of the API server is unknown: no image volumes are used");
+            false
+        }
+    }
 }
 
 /// Reads the stub key and retries transient errors. Errors that need an operator are returned.

@@ -1,12 +1,12 @@
 //! The controller of saturation: scales models by the load of their engines.
 //!
 //! ```text
-//!   InferenceModels, ConfigMap, resolved objects ──▶ index ─┐
-//!   fleet (engines, waiting requests) ──▶ execute ──────────┼──▶ rouse::saturation::ModelScaling
-//!   engines or Prometheus ──▶ execute ──▶ load_metrics ─────┘       │
-//!                                                                   ├──▶ Event::Desired to the driver
-//!                                                                   ├──▶ targets and conditions of the status
-//!                                                                   └──▶ metrics for other autoscalers
+//!   InferenceModels, ConfigMap, nodes, resolved objects ──▶ index ─┐
+//!   fleet (engines, waiting requests) ──▶ execute ─────────────────┼──▶ rouse::saturation::ModelScaling
+//!   engines or Prometheus ──▶ execute ──▶ load_metrics ────────────┘       │
+//!                                                                          ├──▶ Event::Desired to the driver
+//!                                                                          ├──▶ targets and conditions of the status
+//!                                                                          └──▶ metrics for other autoscalers
 //! ```
 //!
 //! Nothing here scales a Deployment: a target goes to the fleet, which reserves memory first. Only the leader decides,
@@ -20,6 +20,7 @@ mod load_metrics;
 mod prometheus_outage;
 mod status;
 mod thresholds_config;
+mod warm_nodes;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,7 +28,7 @@ use std::{
 };
 
 use futures_util::{Stream, StreamExt as _, stream};
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use rouse::{
     model::{EngineId, ModelName},
     saturation::ModelScaling,
@@ -44,7 +45,7 @@ use self::{
 };
 use crate::{
     cache::{Subscription, TermDelta},
-    crd::InferenceModel,
+    crd::{AcceleratorNode, InferenceModel},
     index::Resolved,
     kit::{self, Component},
     metrics::SaturationMetrics,
@@ -77,6 +78,8 @@ pub(crate) struct SaturationWatches {
     pub models: Subscription<InferenceModel>,
     /// The ConfigMap [`CONFIG_MAP`].
     pub thresholds: Subscription<ConfigMap>,
+    pub nodes: Subscription<Node>,
+    pub accelerator_nodes: Subscription<AcceleratorNode>,
     pub resolved: watch::Receiver<Option<Arc<Resolved>>>,
 }
 
@@ -84,6 +87,8 @@ pub(crate) struct SaturationWatches {
 pub(crate) enum SaturationInput {
     Models(Delta<InferenceModel>),
     Thresholds(Delta<ConfigMap>),
+    Nodes(Delta<Node>),
+    AcceleratorNodes(Delta<AcceleratorNode>),
     Resolved(Arc<Resolved>),
 }
 
@@ -114,7 +119,7 @@ pub(crate) struct SaturationController<D> {
 impl SaturationWatches {
     /// Returns everything that the controller observes as one stream.
     pub(crate) fn inputs(self) -> impl Stream<Item = SaturationInput> {
-        let Self { models, thresholds, resolved } = self;
+        let Self { models, thresholds, nodes, accelerator_nodes, resolved } = self;
         let resolved = stream::unfold(resolved, async |mut resolved| {
             resolved.changed().await.ok()?;
             let objects = resolved.borrow_and_update().clone().unwrap_or_default();
@@ -123,6 +128,8 @@ impl SaturationWatches {
         stream::select_all([
             models.map(|TermDelta { delta, .. }| SaturationInput::Models(delta)).boxed(),
             thresholds.map(|TermDelta { delta, .. }| SaturationInput::Thresholds(delta)).boxed(),
+            nodes.map(|TermDelta { delta, .. }| SaturationInput::Nodes(delta)).boxed(),
+            accelerator_nodes.map(|TermDelta { delta, .. }| SaturationInput::AcceleratorNodes(delta)).boxed(),
             resolved.boxed(),
         ])
     }
@@ -238,6 +245,8 @@ impl<D: DriverClient> Component for SaturationController<D> {
                     self.metrics.set_refused(self.index.refused_thresholds());
                 }
             }
+            SaturationInput::Nodes(delta) => self.index.apply_nodes(&delta),
+            SaturationInput::AcceleratorNodes(delta) => self.index.apply_accelerator_nodes(&delta),
             SaturationInput::Resolved(resolved) => {
                 self.index.set_resolved(resolved);
                 self.objects_changed = true;

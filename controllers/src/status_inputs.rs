@@ -16,7 +16,7 @@ use rouse::{
         Fleet, Plan, RoutingChanges,
         event::{LearnedMeasurements, PublishedFailure},
     },
-    model::{EngineId, ModelName, SleepLevel, VariantName},
+    model::{EngineId, EngineVariant, ModelName, SleepLevel, VariantName},
     units::{Bytes, Generation, Tick},
 };
 use tokio::sync::Notify;
@@ -61,7 +61,7 @@ struct StatusInputsState {
     failures: BTreeMap<ModelName, (Generation, String)>,
     /// Each variant's highest observed memory use on one accelerator here, and the last observation's time.
     observed: BTreeMap<(ModelName, VariantName), (Bytes, Tick)>,
-    /// The variant of each model whose memory and measurements its status has.
+    /// The variant of each model whose memory and measurements its status has as the model's own.
     published_variants: BTreeMap<ModelName, VariantName>,
     /// What saturation decided last.
     saturation: BTreeMap<ModelName, SaturationFacts>,
@@ -259,11 +259,11 @@ impl StatusInputs {
         let of_variant = (model.clone(), variant.clone());
         let before = inner.observed.get(&of_variant).map_or(Bytes::ZERO, |(peak, _)| *peak);
         inner.observed.insert(of_variant, (before.max(used), now));
-        if inner.published_variant(model) != *variant {
-            return;
-        }
         let Some(mut facts) = inner.facts.get(model).cloned() else { return };
         inner.add_observed(model, &mut facts);
+        if inner.facts.get(model) == Some(&facts) {
+            return;
+        }
         inner.facts.insert(model.clone(), facts);
         inner.changed_models.insert(model.clone());
         drop(inner);
@@ -331,6 +331,10 @@ impl StatusInputsState {
         let last = engines.iter().map(|engine| engine.last_lease_end).max().filter(|at| *at > Tick(0));
         let listed: Vec<EngineStatus> = engines.iter().filter_map(|engine| self.status(engine)).collect();
         let measured = fleet.learned_of(model, &self.published_variant(model));
+        let listed_variants = spec.into_iter().flat_map(|spec| &spec.variants);
+        let of_variant = |variant: &EngineVariant| {
+            Some((variant.name.clone(), learned(fleet.learned_of(model, &variant.name)?)?))
+        };
         let mut facts = ModelFacts {
             engines: listed,
             wait_reason: self.wait_reasons.get(model).cloned(),
@@ -341,6 +345,7 @@ impl StatusInputsState {
             peak: measured.and_then(|learned| learned.observed),
             observed: None,
             learned: spec.and(measured).and_then(learned),
+            learned_of_variants: listed_variants.filter_map(of_variant).collect(),
             last_request: last,
             saturation: self.saturation.get(model).cloned(),
         };
@@ -348,18 +353,35 @@ impl StatusInputsState {
         facts
     }
 
-    /// The variant whose memory and measurements the model's status has: the cheapest, whose memory it declares.
+    /// The variant whose memory and measurements are the model's own in its status: the cheapest, whose memory it
+    /// declares.
     fn published_variant(&self, model: &ModelName) -> VariantName {
         self.published_variants.get(model).cloned().unwrap_or_default()
     }
 
-    /// Merges the observed peak into the facts. The decisions get the same observation a moment later.
+    /// Merges the observed peaks into the facts. The decisions get the same observations a moment later.
     fn add_observed(&self, model: &ModelName, facts: &mut ModelFacts) {
-        let published = (model.clone(), self.published_variant(model));
-        let Some((peak, at)) = self.observed.get(&published) else { return };
+        for (variant, (peak, _)) in self.observed_of(model).filter(|(variant, _)| !variant.is_default()) {
+            let learned = facts.learned_of_variants.entry(variant.clone()).or_default();
+            let before = learned.peak.as_ref().and_then(|peak| peak.bytes().ok());
+            learned.peak = Some(before.unwrap_or_default().max(*peak).into());
+        }
+        let published = self.published_variant(model);
+        let of_published = self.observed_of(model).find(|(variant, _)| **variant == published);
+        let Some((_, (peak, at))) = of_published else { return };
         let peak = facts.peak.unwrap_or_default().max(*peak);
         (facts.peak, facts.observed) = (Some(peak), Some(*at));
         facts.learned.get_or_insert_default().peak = Some(peak.into());
+    }
+
+    /// Returns what was observed of each variant's memory.
+    fn observed_of<'a>(
+        &'a self,
+        model: &'a ModelName,
+    ) -> impl Iterator<Item = (&'a VariantName, &'a (Bytes, Tick))> {
+        let first = (model.clone(), VariantName::from(""));
+        let of_model = self.observed.range(first..).take_while(move |((of, _), _)| of == model);
+        of_model.map(|((_, variant), observed)| (variant, observed))
     }
 
     /// Returns the engine's status; `None` for a cold engine.

@@ -5,6 +5,7 @@
 //! rollout cuts no stream. A Deployment's name is the object's name, the variant's name unless that is the default, and
 //! eight characters that identify the template.
 
+mod affinity;
 pub(crate) mod merge;
 mod requester;
 #[cfg(test)]
@@ -193,7 +194,11 @@ impl Workload<'_> {
     /// Renders the Pod template without its labels.
     fn pod(&self) -> Value {
         let engine = self.engine_pod();
-        if self.dual_pods { self.requester(engine) } else { self.with_stub(engine) }
+        let mut pod = if self.dual_pods { self.requester(engine) } else { self.with_stub(engine) };
+        if let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) {
+            affinity::prefer_warm_nodes(spec, &self.owner.object);
+        }
+        pod
     }
 
     /// Renders an engine's Pod as the user configured it.

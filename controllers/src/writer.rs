@@ -149,10 +149,10 @@ impl ObjectWriter {
         Ok(found)
     }
 
-    /// Creates an object, with strict field validation. Returns `Conflict` if the object exists.
+    /// Creates an object, with strict field validation.
     ///
     /// # Errors
-    /// See [`Error`].
+    /// [`Error::Conflict`] if the object exists. See [`Error`].
     pub async fn create<K>(&self, api: &Api<K>, object: &Value) -> Result<K, Error>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
@@ -162,7 +162,7 @@ impl ObjectWriter {
             .header(CONTENT_TYPE, "application/json")
             .body(object.to_string().into_bytes())
             .map_err(|error| Error::Invalid(error.to_string()))?;
-        self.call::<K, _>(api.clone().into_client().request(request)).await
+        self.call_with::<K, _>(api.clone().into_client().request(request), creation_error).await
     }
 
     /// Applies a whole object server-side. A `resourceVersion` in it must match the stored one.
@@ -245,6 +245,26 @@ impl ObjectWriter {
         }
     }
 
+    /// Deletes an object in exactly this version. Succeeds if the object is already gone.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] if the object has changed. See [`Error`].
+    pub(crate) async fn delete_exact<K>(
+        &self,
+        api: &Api<K>,
+        name: &str,
+        seen: &SeenObject,
+    ) -> Result<(), Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        let parameters = seen.delete_params();
+        match self.call::<K, _>(api.delete(name, &parameters)).await {
+            Ok(_) | Err(Error::Gone) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Writes an object in the version that the decision saw, or in a later one in which the decision still stands.
     async fn write_fenced<K, T, F>(
         &self,
@@ -267,7 +287,7 @@ impl ObjectWriter {
             if attempt == 0 {
                 failpoint::hit();
             }
-            match self.send::<K, T>(write(&seen), deadline).await {
+            match self.send::<K, T>(write(&seen), deadline, Error::from).await {
                 Err(Error::Conflict) => {}
                 outcome => return outcome,
             }
@@ -317,14 +337,24 @@ impl ObjectWriter {
         InFlightWrite { all: &self.in_flight, _permit: permit }
     }
 
-    async fn call<K: Resource<DynamicType = ()>, T>(
+    // Not `async`, which would keep the call twice.
+    fn call<K: Resource<DynamicType = ()>, T>(
         &self,
         call: impl Future<Output = kube::Result<T>>,
+    ) -> impl Future<Output = Result<T, Error>> {
+        self.call_with::<K, T>(call, Error::from)
+    }
+
+    /// Calls the API server. `classify` says what its error means for this kind of write.
+    async fn call_with<K: Resource<DynamicType = ()>, T>(
+        &self,
+        call: impl Future<Output = kube::Result<T>>,
+        classify: fn(kube::Error) -> Error,
     ) -> Result<T, Error> {
         let _under_way = self.begin().await;
         self.leadership()?;
         failpoint::hit();
-        self.send::<K, T>(call, Instant::now() + CALL_TIMEOUT).await
+        self.send::<K, T>(call, Instant::now() + CALL_TIMEOUT, classify).await
     }
 
     /// Sends one write, and counts it.
@@ -332,9 +362,10 @@ impl ObjectWriter {
         &self,
         call: impl Future<Output = kube::Result<T>>,
         deadline: Instant,
+        classify: fn(kube::Error) -> Error,
     ) -> Result<T, Error> {
         let outcome = match time::timeout_at(deadline, call).await {
-            Ok(outcome) => outcome.map_err(Error::from),
+            Ok(outcome) => outcome.map_err(classify),
             Err(_) => Err(Error::Timeout),
         };
         let label = match &outcome {
@@ -391,6 +422,15 @@ impl From<kube::Error> for Error {
             _ => Self::Api(Arc::new(error)),
         }
     }
+}
+
+/// Reads the error of a creation.
+///
+/// A conflict is about another object then, such as a quota that has changed at the same time: the object was not
+/// created, and the next try may succeed.
+fn creation_error(error: kube::Error) -> Error {
+    let is_of_another = matches!(&error, kube::Error::Api(status) if status.is_conflict());
+    if is_of_another { Error::Api(Arc::new(error)) } else { Error::from(error) }
 }
 
 #[cfg(test)]

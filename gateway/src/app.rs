@@ -313,6 +313,7 @@ fn admin_sources(
         }),
         not_ready_reason: runtime.not_ready_reason(),
         degraded_reason: runtime.degraded_reason(),
+        warmups: runtime.warmups(),
     }
 }
 

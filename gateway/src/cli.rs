@@ -7,6 +7,7 @@ mod local_machine;
 mod serve;
 mod show;
 mod simulate;
+mod warmups;
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 
@@ -139,6 +140,10 @@ enum CliCommand {
         #[arg(long, short)]
         follow: bool,
     },
+    /// Show the Warmups of a cluster and their progress.
+    ///
+    /// Asks the gateway's admin API, as the commands above do.
+    Warmups(warmups::WarmupsArgs),
     /// Print the CustomResourceDefinitions of Rouse as YAML.
     Crds {
         /// Write one file for each kind into this directory instead of printing.
@@ -240,6 +245,7 @@ fn run_admin_command(command: CliCommand) -> anyhow::Result<ExitCode> {
             CliCommand::Logs { model, replica, gateway, follow } => {
                 show::logs(&gateway.client(), &model, replica, follow).await.map(done)
             }
+            CliCommand::Warmups(args) => warmups::run(&args).await,
             CliCommand::DemoEngine(args) => Box::pin(engine_sim::run(*args)).await,
             CliCommand::Demo(_)
             | CliCommand::Check { .. }

@@ -81,7 +81,7 @@ impl Driver {
     /// Decides about these events, and replaces them by the events that the execution causes.
     fn turn(&mut self, batch: &mut Vec<Event>) {
         let now = self.shared.clock.now();
-        self.gates.sample(batch, self.fleet.leads());
+        self.gates.sample(batch, self.fleet.leads(), now);
         self.shared.served_tokens.sample(&self.fleet, batch);
         for event in &*batch {
             self.fleet.on(event, now);

@@ -158,6 +158,11 @@ impl WorkerContext {
         self.server.driver.clock().now()
     }
 
+    /// Converts a moment that was already read to a tick.
+    fn tick_at(&self, moment: Instant) -> Tick {
+        self.server.driver.clock().tick_at(moment)
+    }
+
     fn is_draining(&self) -> bool {
         // `borrow` takes a lock, and so writes to memory that all cores read. Skip it until the stage changes.
         let unchanged = self.serving_at_start && matches!(self.stage.has_changed(), Ok(false));

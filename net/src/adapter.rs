@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::{
     backend_origin::BackendOrigin,
-    engine_load::{self, EngineLoad},
+    engine_load::{EngineLoad, LoadAnswer},
     http_client::{CallObserver, HttpClient},
 };
 use rouse::{fault::FailureCause, fleet::event::CanaryVerdict};
@@ -198,8 +198,17 @@ impl Adapter {
 
     /// Reads the engine's load; `None` when it reports none.
     pub async fn load(&self, within: Duration) -> Option<EngineLoad> {
-        let load = engine_load::parse(&self.metrics_page(within).await?);
-        (!load.is_unknown()).then_some(load)
+        self.load_answer(within).await.load()
+    }
+
+    /// As [`Self::load`], and says of a missing load whether asking again soon is of use.
+    pub async fn load_answer(&self, within: Duration) -> LoadAnswer {
+        match self.client.get("/metrics", within).await {
+            Ok(reply) if reply.status == 200 => LoadAnswer::from_page(&reply.body),
+            // llama.cpp answers 501 unless it was started with `--metrics`.
+            Ok(reply) if matches!(reply.status, 401 | 403 | 404 | 405 | 501) => LoadAnswer::NoMetrics,
+            Ok(_) | Err(_) => LoadAnswer::Failed,
+        }
     }
 
     async fn metrics_page(&self, within: Duration) -> Option<Bytes> {

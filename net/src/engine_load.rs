@@ -41,6 +41,40 @@ impl EngineLoad {
     }
 }
 
+/// What an engine answers when it is asked for its load.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum LoadAnswer {
+    /// At least one figure is known.
+    Known(EngineLoad),
+    /// The engine has no such metrics, at least at present: some engines create them with their first request.
+    NoMetrics,
+    /// No answer in time, an error, or values that cannot be read. The next answer may be better.
+    Failed,
+}
+
+impl LoadAnswer {
+    /// The load, if it is known.
+    #[must_use]
+    pub const fn load(self) -> Option<EngineLoad> {
+        match self {
+            Self::Known(load) => Some(load),
+            Self::NoMetrics | Self::Failed => None,
+        }
+    }
+
+    /// Reads a page, as [`parse`] does.
+    #[must_use]
+    pub fn from_page(page: &[u8]) -> Self {
+        let gauges = LoadGauges::of_page(page);
+        let load = gauges.load();
+        match (load.is_unknown(), gauges.are_missing()) {
+            (false, _) => Self::Known(load),
+            (true, true) => Self::NoMetrics,
+            (true, false) => Self::Failed,
+        }
+    }
+}
+
 /// Reads the load from a page in Prometheus' text format, under the names of vLLM, SGLang or llama.cpp.
 ///
 /// An engine with data parallelism has one series for each rank: the fullest KV cache counts, and the requests of all
@@ -48,9 +82,7 @@ impl EngineLoad {
 /// Allocates nothing; the caller limits the page.
 #[must_use]
 pub fn parse(page: &[u8]) -> EngineLoad {
-    let mut gauges = LoadGauges::default();
-    prometheus_text::samples(page).for_each(|sample| gauges.add(&sample));
-    gauges.load()
+    LoadGauges::of_page(page).load()
 }
 
 /// The metrics of a page that make up the load, while the page is read.
@@ -62,6 +94,18 @@ pub(crate) struct LoadGauges {
 }
 
 impl LoadGauges {
+    fn of_page(page: &[u8]) -> Self {
+        let mut gauges = Self::default();
+        prometheus_text::samples(page).for_each(|sample| gauges.add(&sample));
+        gauges
+    }
+
+    /// Whether the page has none of the metrics.
+    const fn are_missing(&self) -> bool {
+        let gauges = (&self.kv_use, &self.waiting, &self.running);
+        matches!(gauges, (LoadGauge::Missing, LoadGauge::Missing, LoadGauge::Missing))
+    }
+
     /// Adds a sample. Ignores samples of other metrics.
     pub(crate) fn add(&mut self, sample: &MetricSample<'_>) {
         match sample.name {

@@ -7,9 +7,9 @@
 //! the reported use of the KV cache, and passes over an engine that is saturated (`saturation_monitor.rs`).
 //!
 //! The readings have several writers: the health watch with each probe, the load reader (`load_reader.rs`) while the
-//! engine serves, and in a cluster the relay, from the reports of the engine's stub. A reading is a moment old and must
-//! not outlive its source: a writer that polls clears it at its first failure and when it ends, and each reading has a
-//! time.
+//! engine serves, and in a cluster the relay, from the reports of the engine's stub. A reading is a moment old, so each
+//! has a time, after which it no longer counts. One that fails says nothing about the load and leaves the last one: a
+//! busy engine answers late. The health watch clears it when it ends.
 //!
 //! In the other direction, the engine's watcher learns here what no health probe shows: whether the gateway has
 //! requests at the engine, and which of them the engine leaves unanswered.
@@ -58,7 +58,7 @@ impl EngineActivity {
         &self.saturation
     }
 
-    /// Records a reading made at `now`. Announces a changed limit to the driver, which may have waiters for the engine.
+    /// Records a reading made at `now`. Announces another limit to the driver, which may have waiters for the engine.
     pub fn record_load(&self, load: &EngineLoad, now: Tick) {
         self.load.record(load, now);
         let gate = self.gate().upgrade();

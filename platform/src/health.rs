@@ -108,7 +108,7 @@ async fn poll_health(contact: &EngineClient, known: InitialHealth, activity: &En
             is_gated = true;
             continue;
         }
-        load_reader::store(contact, activity, counters.map(|counters| counters.load));
+        load_reader::store(activity, counters.map(|counters| counters.load), contact.common.clock.now());
         let now = counters.map(|counters| counters.tokens);
         let progressed = matches!((tokens, now), (Some(before), Some(now)) if now != before);
         tokens = now.or(tokens);

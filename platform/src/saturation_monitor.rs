@@ -71,8 +71,8 @@ impl SaturationMonitor {
         self.lock().thresholds = thresholds;
     }
 
-    /// Records a report at `now`. `gate`: that of this gateway's requests at the engine. Returns whether the limit
-    /// changed.
+    /// Records a report at `now`. `gate`: that of this gateway's requests at the engine. Returns whether requests meet
+    /// another limit than before: a busy engine reports a slightly different load every time.
     pub(crate) fn record(&self, load: &EngineLoad, gate: Option<&Gate>, now: Tick) -> bool {
         let (leases, ended) = gate.map_or((0, 0), |gate| (gate.leases(), gate.ended()));
         let mut state = self.lock();
@@ -80,23 +80,23 @@ impl SaturationMonitor {
         let EngineLoad { kv_use, waiting, running } = *load;
         let report = ReportedUse { kv_use, waiting, running, leases, ended_per_second };
         let next = SaturationLimit::after_report(state.limit, &report, &state.thresholds, now);
-        self.replace(&mut state.limit, next)
+        self.replace(&mut state.limit, next, now)
     }
 
-    /// Records that the load is unknown. Returns whether the limit changed.
+    /// Records that the load is unknown. Returns whether there was a limit.
     pub(crate) fn clear(&self) -> bool {
-        self.replace(&mut self.lock().limit, None)
+        // A limit that has ended counts, too, as it was active at the first tick.
+        self.replace(&mut self.lock().limit, None, Tick(0))
     }
 
-    fn replace(&self, limit: &mut Option<SaturationLimit>, next: Option<SaturationLimit>) -> bool {
-        if *limit == next {
-            return false;
-        }
+    /// Returns whether the two limits differ for requests at `now`.
+    fn replace(&self, limit: &mut Option<SaturationLimit>, next: Option<SaturationLimit>, now: Tick) -> bool {
+        let differs = SaturationLimit::differ(*limit, next, now);
         *limit = next;
         let leases = next.and_then(|limit| limit.leases);
         self.leases.store(leases.unwrap_or(u32::MAX), Ordering::Relaxed);
         self.until.store(next.map_or(0, |limit| limit.until.0), Ordering::Relaxed);
-        true
+        differs
     }
 
     /// Held only for a few comparisons.
@@ -158,6 +158,21 @@ mod tests {
         assert!(monitor.clear() && !monitor.clear() && monitor.limit().is_none());
         assert!(monitor.record(&load(0.9, 1.0), Some(&nine), NOW));
         assert!(monitor.record(&load(0.5, 0.0), Some(&two), NOW) && !monitor.is_saturated(never));
+    }
+
+    #[test]
+    fn a_report_that_changes_no_limit_is_not_announced_and_makes_the_limit_last_longer() {
+        let monitor = SaturationMonitor::default();
+        let (nine, _held) = used(9);
+        let [second, third] = [Millis::secs(2), Millis::secs(4)].map(|after| NOW + after);
+        assert!(monitor.record(&load(0.9, 1.0), Some(&nine), NOW));
+        assert!(!monitor.record(&load(0.95, 2.0), Some(&nine), second), "as many leases");
+        assert!(monitor.is_saturated(|| NOW + MAX_LIMIT_AGE));
+        assert!(!monitor.is_saturated(|| second + MAX_LIMIT_AGE));
+        assert_eq!(monitor.limit().and_then(|limit| limit.kv_percent), Some(95));
+        assert!(monitor.record(&load(0.95, 7.0), Some(&nine), third), "fewer leases");
+        let long_after = third + MAX_LIMIT_AGE;
+        assert!(monitor.record(&load(0.95, 7.0), Some(&nine), long_after), "the limit had ended");
     }
 
     #[test]

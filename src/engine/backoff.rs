@@ -5,7 +5,7 @@
 //! from starting together forever. It is drawn from the engine's own name and count, so a decision stays a function of
 //! its input.
 
-use crate::{model::EngineId, units::Millis};
+use crate::{model::EngineId, stable_hash::fnv1a, units::Millis};
 
 /// The shortest pause that is not zero.
 pub const MIN_DELAY: Millis = Millis::secs(1);
@@ -21,11 +21,10 @@ pub fn delay(engine: &EngineId, failures: u32) -> Millis {
     Millis(base + jitter_hash(engine, failures) % (base / 4))
 }
 
-/// FNV-1a: stable over builds and machines, unlike the standard library's hasher, so that journals replay.
 fn jitter_hash(engine: &EngineId, failures: u32) -> u64 {
     let bytes =
         engine.model.as_str().bytes().chain(engine.replica.to_le_bytes()).chain(failures.to_le_bytes());
-    bytes.fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+    fnv1a(bytes)
 }
 
 #[cfg(test)]

@@ -99,6 +99,16 @@ impl SaturationLimit {
         self.until > now
     }
 
+    /// Whether requests at `now` meet another limit by `after` than by `before`.
+    ///
+    /// A limit that has ended is none. New figures of the load that lead to the same limit make no difference.
+    #[must_use]
+    pub fn differ(before: Option<Self>, after: Option<Self>, now: Tick) -> bool {
+        let leases =
+            |limit: Option<Self>| limit.filter(|limit| limit.is_active(now)).map(|limit| limit.leases);
+        leases(before) != leases(after)
+    }
+
     /// Whether this many leases nearly use up the limit. A lease that has just ended may be free for a moment.
     const fn holds_back(&self, leases: u32) -> bool {
         match self.leases {
@@ -240,6 +250,20 @@ mod tests {
         assert_eq!(leases(one), Some(1));
         assert_eq!(leases(after(one, report(0.1, 0.0, 0))), Some(5));
         assert_eq!(after(after(one, report(0.1, 0.0, 0)), report(0.1, 0.0, 0)), None);
+    }
+
+    #[test]
+    fn limits_differ_by_their_leases_and_by_their_end_and_not_by_the_reported_load() {
+        let limit = after(None, report(0.9, 7.0, 22)).unwrap();
+        let later = SaturationLimit { until: limit.until + Millis(1), kv_percent: Some(97), ..limit };
+        assert!(!SaturationLimit::differ(Some(limit), Some(later), NOW));
+        assert!(SaturationLimit::differ(Some(limit), Some(later), limit.until), "the first one has ended");
+        assert!(!SaturationLimit::differ(Some(limit), None, limit.until));
+        assert!(SaturationLimit::differ(Some(limit), None, NOW));
+        assert!(SaturationLimit::differ(None, Some(limit), NOW));
+        let [fewer, any] = [Some(3), None].map(|leases| Some(SaturationLimit { leases, ..limit }));
+        assert!(SaturationLimit::differ(Some(limit), fewer, NOW));
+        assert!(SaturationLimit::differ(any, None, NOW), "the engine gets requests last");
     }
 
     #[test]

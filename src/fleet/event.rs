@@ -82,9 +82,10 @@ pub enum Event {
         generation: Generation,
         until: Option<Tick>,
     },
-    /// The engine reported a load that changes how many of this gateway's requests it gets.
+    /// The engine reported a load that changes how many of this gateway's requests it gets, or for how long.
     ///
-    /// `limit`: the most of them, and until when. `None`: as many as the configuration allows.
+    /// `limit`: the most of them, and until when. `None`: as many as the configuration allows. An unchanged limit is
+    /// sent again only when the one sent before ends, so the reported load in it may be as old as a limit lasts.
     SaturationChanged {
         engine: EngineId,
         generation: Generation,

@@ -1,11 +1,14 @@
 //! Why nothing happens, or not yet: the texts of `explain`, and the details of every refusal.
 //!
-//! `memory` explains what a model waits for, `without_demand` the state of a model that no request waits for, and
-//! `variants` counts the engines of each variant.
+//! `memory` explains what a model waits for, `without_demand` the state of a model that no request waits for,
+//! `saturated_engines` why awake engines take no request, and `variants` counts the engines of each variant.
 
 mod memory;
+mod saturated_engines;
 mod variants;
 mod without_demand;
+
+pub(in crate::fleet) use self::saturated_engines::SaturatedEngines;
 
 use std::sync::Arc;
 
@@ -94,9 +97,9 @@ impl ModelReason {
         Self::starting("every awake engine is at maxConcurrency")
     }
 
-    /// Reason of an awake model whose engines are all saturated. `text`: as `Planner::saturation_text` has it.
-    pub(in crate::fleet) fn saturated(text: &str) -> Self {
-        Self::starting(&format!("every awake engine is {text}"))
+    /// Reason of an awake model whose engines are all saturated.
+    pub(in crate::fleet) fn saturated(engines: &SaturatedEngines) -> Self {
+        Self::starting(&format!("every awake engine is {engines}"))
     }
 
     /// Reason of an awake engine whose stub's gate is closed. Only the stub, or the client that closed the gate, knows

@@ -197,11 +197,9 @@ impl fmt::Display for Report {
 
 impl fmt::Display for VariantReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.target, &self.target_reason) {
-            (Some(target), Some(reason)) => {
-                write!(f, "{} of {} ({reason})", self.current, pluralize(target, "engine"))?;
-            }
-            _ => write!(f, "{}", pluralize(self.current, "engine"))?,
+        write!(f, "{} running or starting", self.current)?;
+        if let (Some(target), Some(reason)) = (self.target, &self.target_reason) {
+            write!(f, ", {target} desired ({reason})")?;
         }
         if self.asleep > 0 {
             write!(f, ", {} asleep", self.asleep)?;

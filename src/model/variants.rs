@@ -3,7 +3,7 @@
 //! Apart from the model, because decisions read a model's own values wherever it has no variants, and those of one
 //! variant wherever they concern one engine.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, cmp::Ordering};
 
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +46,14 @@ impl ScaleUpEviction {
     }
 }
 
+/// Orders two variants, each with its cost: the cheaper one first, of equal costs the first by name.
+///
+/// Every choice of a cheapest or dearest variant follows this order, so that all parts of Rouse choose the same one.
+#[must_use]
+pub fn compare_by_cost(one: (f64, &VariantName), other: (f64, &VariantName)) -> Ordering {
+    one.0.total_cmp(&other.0).then_with(|| one.1.cmp(other.1))
+}
+
 impl EngineVariant {
     /// A variant whose engines run as this spec says. The spec's own variants do not count.
     #[must_use]
@@ -62,6 +70,10 @@ impl EngineVariant {
             replicas: spec.replicas,
             min_replicas: spec.min_replicas,
         }
+    }
+
+    fn compare_by_cost(&self, other: &Self) -> Ordering {
+        compare_by_cost((self.cost, &self.name), (other.cost, &other.name))
     }
 }
 
@@ -81,10 +93,7 @@ impl ModelSpec {
     /// Returns the cheapest variant, of equal costs the first by name; the default if the model lists none.
     #[must_use]
     pub fn cheapest_variant(&self) -> VariantName {
-        let by_cost = |one: &&EngineVariant, other: &&EngineVariant| {
-            one.cost.total_cmp(&other.cost).then_with(|| one.name.cmp(&other.name))
-        };
-        let cheapest = self.variants.iter().min_by(by_cost);
+        let cheapest = self.variants.iter().min_by(|one, other| one.compare_by_cost(other));
         cheapest.map(|variant| variant.name.clone()).unwrap_or_default()
     }
 
@@ -141,14 +150,14 @@ impl ModelSpec {
         })
     }
 
-    /// Returns the variants that the model has engines of, cheapest first. Variants of one cost keep their order.
+    /// Returns the variants that the model has engines of, cheapest first, of equal costs by name.
     #[must_use]
     pub fn variant_names(&self) -> Vec<VariantName> {
         if self.variants.is_empty() {
             return vec![VariantName::default()];
         }
         let mut listed: Vec<&EngineVariant> = self.variants.iter().collect();
-        listed.sort_by(|a, b| a.cost.total_cmp(&b.cost));
+        listed.sort_by(|one, other| one.compare_by_cost(other));
         listed.into_iter().map(|variant| variant.name.clone()).collect()
     }
 }
@@ -173,6 +182,17 @@ mod tests {
         assert_eq!(spec.variant_names(), [VariantName::default()]);
         assert_eq!(spec.for_variant(&VariantName::default()).as_deref(), Some(&spec));
         assert!(spec.for_variant(&"h100".into()).is_none());
+    }
+
+    #[test]
+    fn names_decide_between_variants_of_one_cost() {
+        let variants = vec![variant("b", 1.0, 24), variant("c", 0.5, 24), variant("a", 1.0, 24)];
+        let spec = ModelSpec { variants, ..simulated_model("m", memory(8)) };
+        assert_eq!(spec.variant_names(), ["c", "a", "b"].map(VariantName::from));
+        assert_eq!(spec.cheapest_variant(), "c".into());
+        let variants = spec.variants.into_iter().filter(|variant| variant.name.as_str() != "c").collect();
+        let spec = ModelSpec { variants, ..simulated_model("m", memory(8)) };
+        assert_eq!((spec.cheapest_variant(), spec.variant_names().remove(0)), ("a".into(), "a".into()));
     }
 
     #[test]

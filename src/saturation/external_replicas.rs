@@ -22,7 +22,7 @@ pub(super) fn distribute(
         states.iter().map(|state| (state.variant.clone(), state.clamp(last(state)))).collect();
     let sum = numbers.values().fold(0_u32, |sum, number| sum.saturating_add(*number));
     let mut by_cost: Vec<&VariantState> = states.iter().collect();
-    by_cost.sort_by(|a, b| a.cost.total_cmp(&b.cost).then_with(|| a.variant.cmp(&b.variant)));
+    by_cost.sort_by(|one, other| one.compare_by_cost(other));
     let (mut missing, mut surplus) = (total.saturating_sub(sum), sum.saturating_sub(total));
     // With equal costs the first by name gains, and the last by name loses.
     for state in &by_cost {

@@ -181,9 +181,7 @@ impl TargetBuilder<'_> {
         }
         let mut candidates = self.rows.clone();
         candidates.retain(|state| self.may_lower(state));
-        let dearest = candidates.into_iter().max_by(|state, other| {
-            state.cost.total_cmp(&other.cost).then_with(|| state.variant.cmp(&other.variant))
-        });
+        let dearest = candidates.into_iter().max_by(|state, other| state.compare_by_cost(other));
         let Some(dearest) = dearest else {
             return self.keep(|_| TargetReason::NoneToLower);
         };

@@ -80,48 +80,65 @@ impl Thresholds {
     ///
     /// # Errors
     ///
-    /// The first value that is out of its range, or the first pair that contradicts itself.
+    /// The first of [`problems`](Self::problems).
     pub fn validate(&self) -> Result<(), ThresholdError> {
-        for (field, value) in [("kvCacheThreshold", self.kv_cache), ("kvSpareTrigger", self.kv_spare_trigger)]
-        {
-            if !(0.0..=1.0).contains(&value) {
-                return Err(ThresholdError::NoFraction { field, value });
-            }
-        }
-        for (field, value) in [
+        self.problems().into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// Returns every value that is out of its range, and every pair of others that contradicts itself.
+    #[must_use]
+    pub fn problems(&self) -> Vec<ThresholdError> {
+        let fractions = [("kvCacheThreshold", self.kv_cache), ("kvSpareTrigger", self.kv_spare_trigger)];
+        let no_fraction = |(field, value): (&'static str, f64)| {
+            (!is_fraction(value)).then_some(ThresholdError::NoFraction { field, value })
+        };
+        let amounts = [
             ("queueLengthThreshold", self.queue_length),
             ("queueSpareTrigger", self.queue_spare_trigger),
             ("priority", self.priority),
-        ] {
-            if !(0.0..f64::INFINITY).contains(&value) {
-                return Err(ThresholdError::Negative { field, value });
-            }
-        }
-        for (field, value) in [("scaleUpThreshold", self.scale_up), ("scaleDownBoundary", self.scale_down)] {
-            if !(f64::MIN_POSITIVE..=1.0).contains(&value) {
-                return Err(ThresholdError::NoBoundary { field, value });
-            }
-        }
-        self.validate_pairs()
+        ];
+        let negative = |(field, value): (&'static str, f64)| {
+            (!is_amount(value)).then_some(ThresholdError::Negative { field, value })
+        };
+        let boundaries = [("scaleUpThreshold", self.scale_up), ("scaleDownBoundary", self.scale_down)];
+        let no_boundary = |(field, value): (&'static str, f64)| {
+            (!is_boundary(value)).then_some(ThresholdError::NoBoundary { field, value })
+        };
+        let values = fractions.into_iter().filter_map(no_fraction);
+        let values = values.chain(amounts.into_iter().filter_map(negative));
+        let values = values.chain(boundaries.into_iter().filter_map(no_boundary));
+        values.chain(self.contradictions()).collect()
     }
 
-    fn validate_pairs(&self) -> Result<(), ThresholdError> {
-        for (field, threshold, trigger_field, trigger) in [
-            ("kvCacheThreshold", self.kv_cache, "kvSpareTrigger", self.kv_spare_trigger),
-            ("queueLengthThreshold", self.queue_length, "queueSpareTrigger", self.queue_spare_trigger),
-        ] {
-            if trigger > threshold {
-                return Err(ThresholdError::TriggerAboveThreshold {
-                    trigger_field,
-                    trigger,
-                    field,
-                    threshold,
-                });
-            }
-        }
-        if self.scale_up <= self.scale_down {
-            return Err(ThresholdError::UpNotAboveDown { up: self.scale_up, down: self.scale_down });
-        }
-        Ok(())
+    /// Returns the pairs that contradict themselves. A value out of its range contradicts nothing.
+    fn contradictions(&self) -> impl Iterator<Item = ThresholdError> {
+        let (kv_cache, kv_spare) = (self.kv_cache, self.kv_spare_trigger);
+        let (queue, queue_spare) = (self.queue_length, self.queue_spare_trigger);
+        let kv_in_range = is_fraction(kv_cache) && is_fraction(kv_spare);
+        let queue_in_range = is_amount(queue) && is_amount(queue_spare);
+        let triggers = [
+            (kv_in_range, "kvCacheThreshold", kv_cache, "kvSpareTrigger", kv_spare),
+            (queue_in_range, "queueLengthThreshold", queue, "queueSpareTrigger", queue_spare),
+        ];
+        let too_high = |(in_range, field, threshold, trigger_field, trigger)| {
+            let error = ThresholdError::TriggerAboveThreshold { trigger_field, trigger, field, threshold };
+            (in_range && trigger > threshold).then_some(error)
+        };
+        let (up, down) = (self.scale_up, self.scale_down);
+        let is_crossed = is_boundary(up) && is_boundary(down) && up <= down;
+        let crossed = is_crossed.then_some(ThresholdError::UpNotAboveDown { up, down });
+        triggers.into_iter().filter_map(too_high).chain(crossed)
     }
+}
+
+fn is_fraction(value: f64) -> bool {
+    (0.0..=1.0).contains(&value)
+}
+
+fn is_amount(value: f64) -> bool {
+    (0.0..f64::INFINITY).contains(&value)
+}
+
+fn is_boundary(value: f64) -> bool {
+    (f64::MIN_POSITIVE..=1.0).contains(&value)
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{AcceleratorPool, StepLimits, Target, TargetReason, VariantState, step::speed_of_start};
-use crate::units::Millis;
+use crate::{model::compare_by_cost, units::Millis};
 
 /// Rule that takes a model without requests to zero replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,8 +43,8 @@ impl ZeroRule {
         match (self, demand.idle_for) {
             (Self::KeepOne, _) if targets.iter().all(|target| target.replicas == 0) => {
                 let cheapest = role.iter().min_by(|state, other| {
-                    let by_cost = cost_or_default(state).total_cmp(&cost_or_default(other));
-                    by_cost.then_with(|| state.variant.cmp(&other.variant))
+                    let cost = (cost_or_default(state), &state.variant);
+                    compare_by_cost(cost, (cost_or_default(other), &other.variant))
                 });
                 let cheapest = cheapest.map(|state| &state.variant);
                 for target in targets.iter_mut().filter(|target| Some(&target.variant) == cheapest) {

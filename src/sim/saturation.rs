@@ -53,7 +53,7 @@ pub enum AutoscalerKind {
     Rouse,
     /// A HorizontalPodAutoscaler on the waiting requests of each Pod.
     Hpa,
-    /// A KEDA ScaledObject on the sum of the waiting requests.
+    /// A KEDA ScaledObject on the sum of the model's waiting requests.
     Keda,
 }
 

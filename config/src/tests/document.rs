@@ -45,6 +45,7 @@ fn the_document_has_every_key_and_no_other() {
         ("kubernetes.", "platform: kubernetes\nkubernetes: {zzzzzzzzzzzz: 1}"),
         ("kubernetes.prometheus.", "platform: kubernetes\nkubernetes: {prometheus: {zzzzzzzzzzzz: 1}}"),
         ("kubernetes.saturation.", "platform: kubernetes\nkubernetes: {saturation: {zzzzzzzzzzzz: 1}}"),
+        ("kubernetes.warmup.", "platform: kubernetes\nkubernetes: {warmup: {zzzzzzzzzzzz: 1}}"),
         ("kubernetes.dualPods.", "platform: kubernetes\nkubernetes: {dualPods: {zzzzzzzzzzzz: 1}}"),
         ("models[].", "models: [{zzzzzzzzzzzz: 1}]"),
         ("models[].engine.", "models: [{engine: {zzzzzzzzzzzz: 1}}]"),

@@ -5,7 +5,8 @@
 use rouse::{pairing::ids::ProviderMode, units::Millis};
 
 use super::{
-    LoadSource, MachineDefaults, PlatformKind, SaturationConfig, diff, errors, machine, parse_with, read,
+    ImageVolumes, LoadSource, MachineDefaults, PlatformKind, SaturationConfig, WarmupConfig, diff, errors,
+    machine, parse_with, read,
 };
 
 /// The gateway needs part of the grace period after its streams end. Kubernetes kills 30 seconds after SIGTERM.
@@ -94,6 +95,22 @@ fn saturation_is_read_from_the_engines_unless_there_is_a_prometheus_to_ask() {
     assert_eq!(read(all), expected);
     let unknown = errors(&text(", saturation: {source: prometheus}"));
     assert!(unknown.ends_with("there is no Prometheus to ask: set kubernetes.prometheus.url"), "{unknown}");
+}
+
+#[test]
+fn warmups_are_carried_out_with_image_volumes_unless_asked_otherwise() {
+    let text = |more: &str| format!("platform: kubernetes\nkubernetes: {{stubImage: s{more}}}\n");
+    let read = |more: &str| read(&text(more)).unwrap().kubernetes.unwrap().warmup;
+    for default in ["", ", warmup: {}", ", warmup: {enabled: true, imageVolumes: auto, retryDelay: 10s}"] {
+        let expected =
+            WarmupConfig { enabled: true, image_volumes: ImageVolumes::Auto, retry_delay: Millis::secs(10) };
+        assert_eq!(read(default), expected, "{default}");
+    }
+    let other = WarmupConfig { enabled: false, image_volumes: ImageVolumes::Never, retry_delay: Millis(500) };
+    assert_eq!(read(", warmup: {enabled: false, imageVolumes: never, retryDelay: 500ms}"), other);
+    assert!(errors(&text(", warmup: {retryDelay: 0s}")).contains("must be longer than 0"));
+    let unknown = errors(&text(", warmup: {imageVolumes: always}"));
+    assert!(unknown.contains("kubernetes.warmup.imageVolumes") && unknown.contains("never"), "{unknown}");
 }
 
 #[test]

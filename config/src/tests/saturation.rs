@@ -80,6 +80,25 @@ fn thresholds_that_would_never_or_always_scale_are_refused_with_the_reason() {
 }
 
 #[test]
+fn all_wrong_thresholds_of_a_model_are_named_at_once() {
+    let refused = |section: &str| errors(&format!("{MODEL}    saturation: {section}\n"));
+    let error = refused("{kvCacheThreshold: 80, queueLengthThreshold: 2, kvSpareTrigger: -1}");
+    for reason in [
+        "kvCacheThreshold is 80: it must be from 0 to 1",
+        "kvSpareTrigger is -1: it must be from 0 to 1",
+        "queueSpareTrigger (3) is above queueLengthThreshold (2)",
+    ] {
+        assert!(error.contains(reason), "{reason}: {error}");
+    }
+    let error = refused("{kvCacheThreshold: -1}");
+    assert!(!error.contains("is above"), "a trigger is not compared with a wrong threshold: {error}");
+    let error = refused("{profile: doc, kvCacheThreshold: 0.8}");
+    for field in ["queueLengthThreshold", "kvSpareTrigger", "queueSpareTrigger"] {
+        assert!(error.contains(&format!("'{field}' is missing")), "{error}");
+    }
+}
+
+#[test]
 fn the_section_of_the_gateway_is_for_one_machine_and_its_window_covers_the_interval() {
     let error = errors("saturation: {interval: 30s, window: 10s}\n");
     assert!(error.contains("saturation.window: 10s is shorter than the interval (30s)"), "{error}");

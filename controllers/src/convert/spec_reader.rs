@@ -10,7 +10,10 @@ use rouse_config::{invalid_name_reason, memory_with_defaults};
 use rouse_net::lease::count::MAX_LEASES;
 
 use super::{Rejection, Rejections};
-use crate::crd::{InferenceModelSpec, Quantity, Span, SpanOrNever, inference_model::VariantSpec};
+use crate::crd::{
+    InferenceModelSpec, Quantity, Span, SpanOrNever,
+    inference_model::{VariantSpec, WarmupMode},
+};
 
 #[derive(Default)]
 pub(super) struct SpecReader {
@@ -66,6 +69,7 @@ impl SpecReader {
             ("saturation", spec.saturation.is_some()),
             ("pinned", spec.pinned),
             ("minReplicas", spec.min_replicas > 0),
+            ("warmup", spec.warmup == WarmupMode::Auto),
         ];
         let given: Vec<_> = given.iter().filter(|(_, given)| *given).map(|(name, _)| *name).collect();
         if !given.is_empty() {
@@ -172,7 +176,7 @@ impl SpecReader {
     }
 }
 
-fn is_dns_label(name: &str) -> bool {
+pub(super) fn is_dns_label(name: &str) -> bool {
     let is_alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let bytes = name.as_bytes();
     bytes.len() <= 63

@@ -265,6 +265,16 @@ fn saturation_is_off_unless_the_object_has_it_and_keeps_what_is_written() {
 }
 
 #[test]
+fn names_decide_between_variants_of_one_cost_and_not_their_order_in_the_object() {
+    let names = |variants: Value| {
+        let model = read(json!({"variants": variants}));
+        model.variants.into_iter().map(|variant| variant.name.to_string()).collect::<Vec<_>>()
+    };
+    let variants = json!([{"name": "b", "cost": 2}, {"name": "c", "cost": 1}, {"name": "a", "cost": 2}]);
+    assert_eq!(names(variants), ["c", "a", "b"]);
+}
+
+#[test]
 fn a_fingerprint_is_of_what_an_engine_is_started_with_and_of_nothing_else() {
     let of = |fields: Value| read(fields).engine.fingerprint;
     let plain = of(json!({}));
@@ -285,6 +295,17 @@ fn a_fingerprint_is_of_what_an_engine_is_started_with_and_of_nothing_else() {
 }
 
 #[test]
+fn a_model_is_kept_warm_only_if_it_says_so() {
+    assert!(read(json!({"warmup": "auto"})).keeps_warm);
+    for fields in [json!({}), json!({"warmup": "never"}), external(json!({"warmup": "never"}))] {
+        assert!(!read(fields.clone()).keeps_warm, "{fields}");
+    }
+    // A kept image is no reason to start an engine anew.
+    let fingerprint = |fields| read(fields).engine.fingerprint;
+    assert_eq!(fingerprint(json!({"warmup": "auto"})), fingerprint(json!({})));
+}
+
+#[test]
 fn an_external_model_is_only_spoken_to() {
     let model = read(external(json!({"aliases": ["x"], "maxConcurrency": 4, "engine": {"kind": "vllm"}})));
     let ModelHosting::External(backend) = &model.hosting else { panic!() };
@@ -302,6 +323,7 @@ fn an_external_model_is_only_spoken_to() {
         ("variants", json!([{"name": "x"}])),
         ("saturation", json!({})),
         ("hostMemory", json!("1Gi")),
+        ("warmup", json!("auto")),
     ] {
         let (reason, text) = refused(external(json!({field: value})));
         assert!(reason == "InvalidSpec" && text.contains(field), "{field}: {reason}: {text}");

@@ -77,9 +77,10 @@ pub use self::{
         .message("resources is only for containerImage: in a template, set the resources of the container"),
     validation = Rule::new(
         "self.mode != 'external' || !(has(self.memoryAsleep) || has(self.hostMemory) || has(self.stopAfter) || \
-         has(self.eviction) || has(self.variants) || has(self.saturation) || self.pinned || self.minReplicas > 0)")
+         has(self.eviction) || has(self.variants) || has(self.saturation) || self.pinned || self.minReplicas > 0 || \
+         self.warmup == 'auto')")
         .message("Rouse does not start, put to sleep, stop or scale the backend of mode external: remove \
-                  memoryAsleep, hostMemory, stopAfter, eviction, variants, saturation, pinned and minReplicas"),
+                  memoryAsleep, hostMemory, stopAfter, eviction, variants, saturation, pinned, minReplicas and warmup"),
     validation = Rule::new(
         "has(self.replicas) == (has(self.saturation) && self.saturation.actuation == 'external')")
         .message("replicas is for saturation.actuation external, which needs it: set the number of engines that the \
@@ -219,6 +220,10 @@ pub struct InferenceModelSpec {
     /// When the model needs another engine, and when it can release one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub saturation: Option<SaturationSpec>,
+    /// Whether the nodes on which the model's next engines may start have its images beforehand. `auto`: Rouse creates
+    /// a Warmup that pulls the images there, on two nodes at a time, and pulls them again where they are lost.
+    #[serde(default)]
+    pub warmup: WarmupMode,
 }
 
 /// One way of running a model.
@@ -304,6 +309,17 @@ pub struct ResourceAmounts {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 4, "pattern" = "^[0-9]{1,4}$"))]
     pub gpu: Option<String>,
+}
+
+/// Whether nodes have the model's images before its engines start.
+///
+/// Not `off`: kubectl reads YAML 1.1, in which that word is a boolean.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum WarmupMode {
+    Auto,
+    #[default]
+    Never,
 }
 
 /// When other models may evict this one.

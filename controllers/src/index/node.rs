@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Node;
 use rouse::{model::AcceleratorId, units::Bytes};
 
 use super::resolved::AcceleratorCapacities;
-use crate::crd::AcceleratorNode;
+use crate::{crd::AcceleratorNode, label};
 
 /// Label: memory of each accelerator, in MiB.
 const MEMORY: &str = "nvidia.com/gpu.memory";
@@ -22,6 +22,7 @@ const COUNT: &str = "nvidia.com/gpu.count";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct IndexedNode {
     pub(super) uid: Option<String>,
+    /// Without those of warm nodes: a Warmup of thousands of nodes must not resolve all objects thousands of times.
     pub(super) labels: BTreeMap<String, String>,
     /// Allocatable extended resources; `Err` holds a text that is not a number.
     extended_resources: BTreeMap<String, Result<u32, String>>,
@@ -53,11 +54,9 @@ impl IndexedNode {
         let allocatable = node.status.and_then(|status| status.allocatable).unwrap_or_default();
         let extended = allocatable.into_iter().filter(|(name, _)| name.contains('/'));
         let offers = extended.map(|(name, quantity)| (name, whole(&quantity.0).ok_or(quantity.0))).collect();
-        Self {
-            uid: node.metadata.uid,
-            labels: node.metadata.labels.unwrap_or_default(),
-            extended_resources: offers,
-        }
+        let mut labels = node.metadata.labels.unwrap_or_default();
+        labels.retain(|key, _| !key.starts_with(label::WARM_PREFIX));
+        Self { uid: node.metadata.uid, labels, extended_resources: offers }
     }
 }
 

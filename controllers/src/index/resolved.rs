@@ -89,6 +89,19 @@ pub struct ResolvedNode {
     pub warning: Option<String>,
 }
 
+impl ResolvedNode {
+    /// Whether one more engine of the variant fits beside the `reserved` memory.
+    ///
+    /// On a node of unknown size it may.
+    #[must_use]
+    pub fn has_room_for(&self, variant: &ModelVariant, reserved: Bytes) -> bool {
+        let Some(total) = self.total else { return true };
+        let count = variant.spec.accelerators.count();
+        let needed = Bytes(variant.spec.memory.awake.0.saturating_mul(u64::from(count)));
+        self.accelerators >= count && total.saturating_sub(reserved) >= needed
+    }
+}
+
 /// Known capacities of a node's accelerators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AcceleratorCapacities {

@@ -2,7 +2,7 @@
 
 use std::{cmp::Ordering, collections::BTreeMap, sync::Arc};
 
-use rouse::model::{ModelName, VariantName};
+use rouse::model::{ModelName, VariantName, compare_by_cost};
 
 use super::ModelPlacement;
 use crate::{
@@ -33,7 +33,10 @@ impl ModelPlacements {
         let first = self.by_model.partition_point(|placement| model_key(placement).0 < model);
         let of_model =
             self.by_model.iter().skip(first).take_while(|placement| model_key(placement).0 == model);
-        let cheapest = of_model.min_by(|one, other| one.variant.cost.total_cmp(&other.variant.cost))?;
+        let cost = |placement: &ModelPlacement| placement.variant.cost;
+        let cheapest = of_model.min_by(|one, other| {
+            compare_by_cost((cost(one), &one.variant.name), (cost(other), &other.variant.name))
+        })?;
         Some(&cheapest.variant.name)
     }
 

@@ -81,6 +81,7 @@ mod tests {
             engines: Vec::new(),
             last_request: Tick(last_request),
             learned: None,
+            learned_of_variants: BTreeMap::new(),
         })
     }
 

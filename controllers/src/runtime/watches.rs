@@ -2,10 +2,11 @@
 //!
 //! | watched | by | while |
 //! |---|---|---|
-//! | InferenceModels, pools, AcceleratorNodes, Nodes | the model controller; InferenceModels also by saturation, Nodes also by dual pods | always: a follower serves what follows from them |
+//! | InferenceModels, pools, AcceleratorNodes, Nodes | the model controller; all but pools also by saturation, Nodes also by dual pods and Warmups, AcceleratorNodes also by Warmups | always: a follower serves what follows from them |
 //! | the ConfigMap of thresholds | saturation | always: it changes rarely |
 //! | GatewayReplicas | the driver | always: a follower knows the other gateways |
-//! | Pods | the engine manager, dual pods | leading: only the leader places engines |
+//! | Pods | the engine manager, dual pods, Warmups | leading: only the leader places engines |
+//! | Warmups, their Pods, the Pods of RoleBasedGroups | Warmups | leading: only the leader warms nodes |
 //! | the public project's kinds, `gpu-map` | dual pods | always: they change rarely, and a new leader needs all of them |
 //!
 //! The only Secret is read once, at the start (`stub_key`).
@@ -23,7 +24,7 @@ use tokio::{runtime::Handle, sync::watch, task::JoinSet, time};
 use crate::{
     cache::{Cache, Subscription},
     crd::{
-        AcceleratorNode, AcceleratorPool, GatewayReplica, InferenceModel,
+        self, AcceleratorNode, AcceleratorPool, GatewayReplica, InferenceModel, Warmup,
         fma::{GROUP, InferenceServerConfig, LauncherConfig, LauncherPopulationPolicy},
     },
     dual_pods::{GPU_MAP, NODE_READY_CONDITION, PairingWatches},
@@ -32,11 +33,12 @@ use crate::{
     kit::Terms,
     model_controller::ModelWatches,
     saturation::{self, SaturationWatches},
+    warmup::{self, GROUP_LABEL, NODE_DISK_PRESSURE_CONDITION, WARMUP_LABEL, WarmupWatches},
     watch::{InitialLists, WatchTarget, drop_managed_fields, wait_until_listable},
     workload,
 };
 
-/// How often to check for launcher kinds that the API server lacks: an operator may install them at any time.
+/// How often to check for optional kinds that the API server lacks: an operator may install them at any time.
 const KIND_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The watches of one gateway, with their readers.
@@ -52,6 +54,16 @@ pub(super) struct ClusterWatches {
     pods: Cache<Pod>,
     thresholds: Cache<ConfigMap>,
     dual_pods: Option<DualPodsCaches>,
+    warmup: Option<WarmupCaches>,
+}
+
+/// What only Warmups read.
+struct WarmupCaches {
+    warmups: Cache<Warmup>,
+    warmup_pods: Cache<Pod>,
+    group_pods: Cache<Pod>,
+    /// Lists of Warmups. No gateway waits for them.
+    lists: InitialLists,
 }
 
 /// What only dual pods read.
@@ -76,6 +88,7 @@ impl ClusterWatches {
             pods: Cache::default(),
             thresholds: Cache::default(),
             dual_pods: None,
+            warmup: None,
         }
     }
 
@@ -97,6 +110,8 @@ impl ClusterWatches {
         SaturationWatches {
             models: self.models.subscribe(),
             thresholds: self.thresholds.subscribe(),
+            nodes: self.nodes.subscribe(),
+            accelerator_nodes: self.accelerator_nodes.subscribe(),
             resolved,
         }
     }
@@ -120,6 +135,27 @@ impl ClusterWatches {
         }
     }
 
+    /// Adds the controller of Warmups. `lists` records which lists of Warmups are missing.
+    pub(super) fn warmup(
+        &mut self,
+        resolved: watch::Receiver<Option<Arc<Resolved>>>,
+        lists: InitialLists,
+    ) -> WarmupWatches {
+        let [mut warmup_pods, mut group_pods] = [Cache::default(), Cache::default()];
+        let mut warmups = Cache::default();
+        let watches = WarmupWatches {
+            warmups: warmups.subscribe(),
+            warmup_pods: warmup_pods.subscribe(),
+            engine_pods: self.pods.subscribe_to(warmup::is_engine),
+            group_pods: group_pods.subscribe(),
+            nodes: self.nodes.subscribe(),
+            accelerator_nodes: self.accelerator_nodes.subscribe(),
+            resolved,
+        };
+        self.warmup = Some(WarmupCaches { warmups, warmup_pods, group_pods, lists });
+        watches
+    }
+
     /// Starts all watches on this runtime. `awaited` records which first lists are missing or skipped.
     ///
     /// Returns whether the Pods of any namespace may be listed. Once they may, the value stays true.
@@ -141,6 +177,7 @@ impl ClusterWatches {
             pods,
             thresholds,
             dual_pods,
+            warmup,
         } = self;
         let in_namespaces = |slim| targets::<InferenceModel>(&client, &namespaces, slim);
         tasks.spawn_on(models.run(in_namespaces(slim), awaited.clone()), on);
@@ -172,6 +209,9 @@ impl ClusterWatches {
             .fields(format!("metadata.name={}", saturation::CONFIG_MAP));
         tasks.spawn_on(thresholds.run(vec![map], InitialLists::default()), on);
 
+        if let Some(caches) = warmup {
+            caches.start(&client, &namespaces, terms, tasks, on);
+        }
         if let Some(DualPodsCaches { gpu_map, server_configs, launcher_configs, policies }) = dual_pods {
             let map = WatchTarget::namespaced(&client, Some(&own_namespace), drop_managed_fields)
                 .fields(format!("metadata.name={GPU_MAP}"));
@@ -189,6 +229,39 @@ impl ClusterWatches {
         pods_listable
     }
 }
+
+impl WarmupCaches {
+    fn start(
+        self,
+        client: &Client,
+        namespaces: &BTreeSet<Option<String>>,
+        terms: &Terms,
+        tasks: &mut JoinSet<()>,
+        on: &Handle,
+    ) {
+        let Self { warmups, warmup_pods, group_pods, lists } = self;
+        for (cache, label) in [(warmup_pods, WARMUP_LABEL), (group_pods, GROUP_LABEL)] {
+            let with_label = targets::<Pod>(client, namespaces, drop_managed_fields);
+            let with_label = with_label.into_iter().map(|target| target.labels(Some(label.to_owned())));
+            // Who may list the Pods of engines may list these.
+            let watch = cache.run_while_leading(with_label.collect(), InitialLists::default(), terms.clone());
+            tasks.spawn_on(watch, on);
+        }
+        let (client, terms) = (client.clone(), terms.clone());
+        let all = targets::<Warmup>(&client, namespaces, drop_managed_fields);
+        let watch = async move {
+            let plural = Warmup::plural(&());
+            let note_missing = || lists.record_kind(&plural, Some(NO_WARMUPS));
+            wait_for_kind(&client, crd::GROUP, &plural, note_missing).await;
+            lists.record_kind(&plural, None);
+            warmups.run_while_leading(all, lists, terms).await;
+        };
+        tasks.spawn_on(watch, on);
+    }
+}
+
+/// What to do if the API server does not have Warmups.
+const NO_WARMUPS: &str = "the cluster does not have this kind: apply charts/rouse/crds/warmups.yaml";
 
 /// Returns the watch of the gateways' own objects, and its task.
 pub(super) fn gateway_replicas(
@@ -225,17 +298,17 @@ async fn watch_fma_objects<K>(
         + Sync
         + 'static,
 {
-    wait_for_kind(&client, &K::plural(&())).await;
+    wait_for_kind(&client, GROUP, &K::plural(&()), || {}).await;
     cache.run(targets(&client, &namespaces, drop_managed_fields), awaited).await;
 }
 
-/// Waits until the API server has the kind.
-async fn wait_for_kind(client: &Client, plural: &str) {
+/// Waits until the API server has the kind. Calls `note_missing` each time it has not.
+async fn wait_for_kind(client: &Client, group: &str, plural: &str, note_missing: impl Fn() + Send) {
     loop {
-        match client.list_api_group_resources(&format!("{GROUP}/v1alpha1")).await {
+        match client.list_api_group_resources(&format!("{group}/v1alpha1")).await {
             Ok(kinds) if kinds.resources.iter().any(|kind| kind.name == plural) => return,
-            Ok(_) => {}
-            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Ok(_) => note_missing(),
+            Err(kube::Error::Api(status)) if status.code == 404 => note_missing(),
             Err(error) => {
                 tracing::debug!(%error, "cannot check whether the API server has {plural}, retrying")
             }
@@ -252,13 +325,16 @@ fn slim<K: Resource>(object: &mut K) {
 
 /// Drops everything of a Node that no controller reads, which is most of it.
 ///
-/// Kept are metadata without annotations and managed fields, schedulability, taints, the readiness condition, and
-/// allocatable resources.
+/// Kept are metadata without annotations and managed fields, schedulability, taints, the conditions of readiness and
+/// disk pressure, allocatable resources, the list of images, and the versions of kubelet and container runtime.
 fn slim_node(node: &mut Node) {
     slim(node);
     let NodeSpec { unschedulable, taints, .. } = node.spec.take().unwrap_or_default();
     node.spec = Some(NodeSpec { unschedulable, taints, ..NodeSpec::default() });
-    let NodeStatus { mut conditions, allocatable, .. } = node.status.take().unwrap_or_default();
-    conditions.iter_mut().for_each(|all| all.retain(|condition| condition.type_ == NODE_READY_CONDITION));
-    node.status = Some(NodeStatus { conditions, allocatable, ..NodeStatus::default() });
+    let status = node.status.take().unwrap_or_default();
+    let NodeStatus { mut conditions, allocatable, images, node_info, .. } = status;
+    let node_info = node_info.map(warmup::slim_system);
+    let is_read = |name: &str| [NODE_READY_CONDITION, NODE_DISK_PRESSURE_CONDITION].contains(&name);
+    conditions.iter_mut().for_each(|all| all.retain(|condition| is_read(&condition.type_)));
+    node.status = Some(NodeStatus { conditions, allocatable, images, node_info, ..NodeStatus::default() });
 }

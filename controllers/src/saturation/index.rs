@@ -5,22 +5,26 @@ use std::{
     sync::Arc,
 };
 
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use rouse::{
     model::ModelName,
     saturation::{FleetLoad, Profile, RecordedTarget, SaturationPolicy, VariantState},
     units::{Millis, Tick},
 };
 
-use super::thresholds_config::{ModelThresholds, ThresholdsConfig};
+use super::{
+    thresholds_config::{ModelThresholds, ThresholdsConfig},
+    warm_nodes::WarmNodes,
+};
 use crate::{
-    convert::{SaturationSettings, threshold_entry},
+    convert::{SaturationSettings, threshold_entry, warmup::model_set},
     crd::{
-        InferenceModel,
+        AcceleratorNode, InferenceModel,
         inference_model::{ActuationSpec, SaturationProfileSpec, SaturationStatus},
         ledger::ObjectName,
     },
     index::{Resolved, ServedModel, ServedVariant},
+    label,
     metrics::{ModelReplicas, VariantReplicas},
     watch::{Delta, WatchedObject},
 };
@@ -38,6 +42,7 @@ pub(crate) struct SaturationIndex {
     thresholds: ThresholdsConfig,
     /// Type of the accelerators of each pool, if all its nodes have the same.
     accelerators: BTreeMap<String, Option<String>>,
+    warm_nodes: WarmNodes,
     has_models: bool,
 }
 
@@ -59,6 +64,7 @@ impl SaturationIndex {
             stored: BTreeMap::new(),
             thresholds: ThresholdsConfig::default(),
             accelerators: BTreeMap::new(),
+            warm_nodes: WarmNodes::default(),
             has_models: false,
         }
     }
@@ -98,6 +104,15 @@ impl SaturationIndex {
             Delta::Deleted(_) => None,
         };
         self.thresholds.apply(map.as_deref())
+    }
+
+    /// Takes nodes, some of which have the images of models. No decision waits for their list: it is a preference.
+    pub(crate) fn apply_nodes(&mut self, delta: &Delta<Node>) {
+        self.warm_nodes.apply_nodes(delta);
+    }
+
+    pub(crate) fn apply_accelerator_nodes(&mut self, delta: &Delta<AcceleratorNode>) {
+        self.warm_nodes.apply_accelerator_nodes(delta);
     }
 
     pub(crate) fn set_resolved(&mut self, resolved: Arc<Resolved>) {
@@ -183,12 +198,16 @@ impl SaturationIndex {
     /// Returns the state of each variant, with the numbers of engines that the fleet has.
     pub(crate) fn variant_states(&self, model: ScaledModel<'_>, fleet: &FleetLoad) -> Vec<VariantState> {
         let served = model.served;
+        let label = label::warm_key(&model_set(model.object));
         let state = |variant: &ServedVariant| {
             let spec = served.spec.for_variant(&variant.name)?;
+            let converted = served.converted(variant);
+            let warm = converted.zip(self.resolved.as_ref()).is_some_and(|(converted, resolved)| {
+                self.warm_nodes.can_take_one(&label, variant, converted, &resolved.nodes)
+            });
             Some(VariantState {
-                cost: served
-                    .converted(variant)
-                    .map_or(VariantState::DEFAULT_COST, |converted| converted.cost),
+                cost: converted.map_or(VariantState::DEFAULT_COST, |converted| converted.cost),
+                warm,
                 accelerator: self.accelerator(variant).unwrap_or_default().to_owned(),
                 ..fleet.variant_state(&variant.name, &spec)
             })

@@ -1,8 +1,10 @@
 //! Computes the status of an InferenceModel.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use rouse::{
-    model::IdlePolicy,
+    model::{IdlePolicy, VariantName},
     units::{self, Bytes, Millis, Tick},
 };
 
@@ -47,6 +49,8 @@ pub struct ModelFacts {
     pub peak: Option<Bytes>,
     pub observed: Option<Tick>,
     pub learned: Option<LearnedStatus>,
+    /// What is known of each variant, if the model lists variants.
+    pub learned_of_variants: BTreeMap<VariantName, LearnedStatus>,
     pub last_request: Option<Tick>,
     /// What saturation decided. `None`: nothing yet, or it does not scale the model.
     pub saturation: Option<SaturationFacts>,
@@ -92,7 +96,7 @@ pub fn model_status(
         ResolvedModel::Served(served) => declared(served),
         ResolvedModel::Rejected(_) => None,
     };
-    let peak = peak(facts, stored);
+    let peak = peak(facts.peak, stored.observed_peak_memory.as_ref());
     let used = declared.zip(peak).and_then(|(declared, peak)| usage(declared, peak));
     let saturation = saturation(model, facts, stored);
     let learned = facts.learned.clone().or_else(|| stored.learned.clone());
@@ -143,12 +147,12 @@ pub fn model_differs(
 }
 
 /// Returns the highest known peak, or the stored peak if the new one is hardly higher.
-fn peak(facts: &ModelFacts, stored: &InferenceModelStatus) -> Option<Bytes> {
-    let written = stored.observed_peak_memory.as_ref().and_then(|written| written.bytes().ok());
+fn peak(observed: Option<Bytes>, stored: Option<&Quantity>) -> Option<Bytes> {
+    let written = stored.and_then(|written| written.bytes().ok());
     let worth = |observed: Bytes, before: Bytes| {
         u128::from(observed.0) * 100 >= u128::from(before.0) * (100 + PEAK_STEP_PERCENT)
     };
-    match (facts.peak, written) {
+    match (observed, written) {
         (Some(observed), Some(before)) if !worth(observed, before) => written,
         (observed, written) => observed.or(written),
     }
@@ -206,7 +210,14 @@ fn variants(
     now: Tick,
 ) -> Vec<VariantStatus> {
     let ResolvedModel::Served(served) = model else {
-        return Vec::new();
+        // What was learned outlasts a mistake in the object.
+        let learned = stored.iter().filter(|stored| stored.learned.is_some());
+        let kept = learned.map(|VariantStatus { name, learned, .. }| VariantStatus {
+            name: name.clone(),
+            learned: learned.clone(),
+            ..VariantStatus::default()
+        });
+        return kept.collect();
     };
     let status = |variant: &crate::convert::ModelVariant| {
         let name = variant.name.as_str();
@@ -220,6 +231,8 @@ fn variants(
         let desired = target.map_or(replicas, |target| target.replicas);
         let before = stored.iter().find(|before| before.name == name && before.desired == desired);
         let unchanged = before.map_or_else(|| Some(time(now)), |before| before.decided.clone());
+        let stored = stored.iter().find(|stored| stored.name == name);
+        let stored = stored.and_then(|stored| stored.learned.as_ref());
         VariantStatus {
             name: name.to_owned(),
             replicas,
@@ -227,9 +240,18 @@ fn variants(
             desired,
             reason: target.map(|target| target.reason.clone()),
             decided: target.map_or(unchanged, |target| target.decided.clone()),
+            learned: variant_learned(facts.learned_of_variants.get(&variant.name), stored),
         }
     };
     served.model.variants.iter().map(status).collect()
+}
+
+/// Returns what is known of a variant. Unknown values stay as they are stored.
+fn variant_learned(known: Option<&LearnedStatus>, stored: Option<&LearnedStatus>) -> Option<LearnedStatus> {
+    let observed = known.and_then(|known| known.peak.as_ref()?.bytes().ok());
+    let peak = peak(observed, stored.and_then(|stored| stored.peak.as_ref()));
+    let learned = known.or(stored)?.clone();
+    Some(LearnedStatus { peak: peak.map(Quantity::from), ..learned })
 }
 
 fn conditions(

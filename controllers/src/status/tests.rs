@@ -18,6 +18,7 @@ use crate::{
     },
     index::{ClusterIndex, IndexedObject, Resolved, ResolvedNode, WatchScope},
     label,
+    published::PublishedModel,
 };
 
 const NOW: Tick = Tick(1_780_000_000_000);
@@ -353,6 +354,52 @@ fn a_peak_is_kept_and_written_again_once_it_is_a_hundredth_higher() {
     let restarted = of(None, Some(&higher), LATER);
     assert!(!model_differs(Some(&higher), &restarted, patience), "{restarted:?}");
     assert_eq!(restarted, higher);
+}
+
+#[test]
+fn a_new_leader_has_what_was_learned_of_each_variant() {
+    let mut spec = model();
+    spec["variants"] = json!([{"name": "large", "cost": 9}, {"name": "small", "cost": 1}]);
+    let resolved = settled(pool(), spec.clone());
+    let learned = |gib, start| LearnedStatus {
+        peak: Some(Bytes::gib(gib).into()),
+        start_millis: Some(start),
+        ..LearnedStatus::default()
+    };
+    let of = |variants: &[(&str, LearnedStatus)], stored: Option<&InferenceModelStatus>| {
+        let variants = variants.iter().map(|(name, learned)| (VariantName::from(*name), learned.clone()));
+        let facts = ModelFacts { learned_of_variants: variants.collect(), ..ModelFacts::default() };
+        model_status(seen(&resolved), &facts, stored, NOW)
+    };
+    let first = of(&[("large", learned(70, 90)), ("small", learned(30, 40))], None);
+    // A new leader has measured neither yet, and then hardly more of one.
+    let restarted = of(&[], Some(&first));
+    assert_eq!(restarted.variants, first.variants);
+    let hardly = LearnedStatus { peak: Some(Bytes::mib(70 * 1024 + 7).into()), ..learned(70, 95) };
+    let again = of(&[("large", hardly)], Some(&first));
+    let large = again.variants.iter().find(|variant| variant.name == "large").unwrap();
+    assert_eq!(large.learned, Some(learned(70, 95)));
+
+    let mut wrong = spec.clone();
+    wrong["memory"] = json!("x");
+    let rejected = settled(pool(), wrong);
+    let kept = model_status(seen(&rejected), &ModelFacts::default(), Some(&first), NOW);
+    assert_eq!(kept.variants.len(), 2, "a mistake in the object loses nothing");
+    assert!(kept.variants.iter().zip(&first.variants).all(|(kept, first)| kept.learned == first.learned));
+
+    let object = json!({
+        "apiVersion": "rouse.dev/v1alpha1",
+        "kind": "InferenceModel",
+        "metadata": {"name": "m", "namespace": "chat"},
+        "spec": spec,
+        "status": first,
+    });
+    let published = PublishedModel::of(&serde_json::from_value(object).unwrap());
+    let known = published.measurements("small".into()).into_iter();
+    let known = known.map(|(variant, learned)| (variant, learned.observed, learned.start));
+    let expected =
+        |name: &str, gib, start| (VariantName::from(name), Some(Bytes::gib(gib)), Some(Millis(start)));
+    assert_eq!(known.collect::<Vec<_>>(), [expected("large", 70, 90), expected("small", 30, 40)]);
 }
 
 #[test]

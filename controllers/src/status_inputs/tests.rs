@@ -46,14 +46,24 @@ fn what_saturation_decided_about_a_model_that_it_no_longer_scales_is_in_no_later
 }
 
 #[test]
-fn a_status_has_the_memory_use_of_the_cheapest_variant_only() {
+fn a_status_has_each_variants_memory_use_and_as_the_models_own_the_cheapest_ones() {
     let inputs = StatusInputs::default();
     let model = ModelName::from("m");
     inputs.lock().facts.insert(model.clone(), ModelFacts::default());
     inputs.lock().published_variants.insert(model.clone(), "small".into());
     let engine = |variant: &str| EngineId { variant: variant.into(), ..EngineId::new(model.clone(), 0) };
+    let peaks = |facts: &ModelFacts| {
+        let peak = |learned: &LearnedStatus| learned.peak.as_ref().unwrap().bytes().unwrap();
+        facts.learned_of_variants.values().map(peak).collect::<Vec<_>>()
+    };
     inputs.record_usage(&engine("large"), Bytes::gib(70), Tick(1));
-    assert!(inputs.take_facts().is_empty());
-    inputs.record_usage(&engine("small"), Bytes::gib(20), Tick(2));
-    assert_eq!(inputs.take_facts()[&model].peak, Some(Bytes::gib(20)));
+    let facts = inputs.take_facts().remove(&model).unwrap();
+    assert_eq!((facts.peak, peaks(&facts)), (None, vec![Bytes::gib(70)]));
+    inputs.record_usage(&engine("large"), Bytes::gib(60), Tick(2));
+    assert!(inputs.take_facts().is_empty(), "no peak is higher");
+    inputs.record_usage(&engine("small"), Bytes::gib(20), Tick(3));
+    let facts = inputs.take_facts().remove(&model).unwrap();
+    let own = facts.learned.as_ref().and_then(|learned| learned.peak.clone());
+    assert_eq!((facts.peak, own), (Some(Bytes::gib(20)), Some(Bytes::gib(20).into())));
+    assert_eq!(peaks(&facts), [Bytes::gib(70), Bytes::gib(20)]);
 }

@@ -35,6 +35,26 @@ impl InitialLists {
         (!each.is_empty()).then(|| each.join(", "))
     }
 
+    /// Describes the lists that failed, whether they are skipped or awaited still.
+    #[must_use]
+    pub(crate) fn failed_message(&self) -> Option<String> {
+        let lists = self.lock();
+        let skipped = lists.skipped.iter().map(|(what, (_, error))| format!("{what} ({error})"));
+        let pending = lists.pending.iter();
+        let pending = pending.filter_map(|(what, error)| Some(format!("{what} ({})", error.as_ref()?)));
+        let each: Vec<String> = skipped.chain(pending).collect();
+        (!each.is_empty()).then(|| each.join(", "))
+    }
+
+    /// Records why a kind cannot be listed at all; `None` once it can.
+    pub(crate) fn record_kind(&self, kind: &str, problem: Option<&str>) {
+        let mut lists = self.lock();
+        match problem {
+            Some(problem) => drop(lists.pending.insert(kind.to_owned(), Some(problem.to_owned()))),
+            None => drop(lists.pending.remove(kind)),
+        }
+    }
+
     /// Whether a list of this namespace is skipped.
     #[must_use]
     pub(crate) fn is_skipped(&self, namespace: &str) -> bool {
@@ -102,6 +122,22 @@ impl fmt::Display for InitialLists {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_has_failed_while_it_has_an_error() {
+        let lists = InitialLists::default();
+        lists.record_pending("warmups in one", None);
+        assert_eq!(lists.failed_message(), None);
+        lists.record_pending("warmups in one", Some("forbidden".to_owned()));
+        lists.record_kind("warmups", Some("no such kind"));
+        assert_eq!(
+            lists.failed_message().as_deref(),
+            Some("warmups (no such kind), warmups in one (forbidden)")
+        );
+        lists.record_kind("warmups", None);
+        lists.record_listed("warmups in one", "warmups");
+        assert_eq!(lists.failed_message(), None);
+    }
 
     #[test]
     fn a_list_that_is_refused_is_left_out_once_the_same_of_another_namespace_has_come() {

@@ -6,7 +6,7 @@ use rouse::{model::EngineMemory, pairing::event::MemorySizes, units::Bytes};
 use serde_json::{Map, Value, json};
 
 use super::{
-    MANAGED, SPI_PORT, Workload,
+    MANAGED, SPI_PORT, Workload, affinity,
     merge::{self, is_named},
 };
 use crate::{
@@ -93,16 +93,7 @@ impl Workload<'_> {
     fn prefer_sleeping_engines(&self, spec: &mut Map<String, Value>) {
         let labels = json!({keys::ENGINE_OF: self.label(), keys::SLEEPING: "true"});
         let term = json!({"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}});
-        let affinity = spec.entry("affinity").or_insert(Value::Null);
-        let all = merge::under(affinity, "podAffinity")
-            .and_then(|affinity| merge::under(affinity, "preferredDuringSchedulingIgnoredDuringExecution"));
-        let Some(all) = all else { return };
-        if !all.is_array() {
-            *all = json!([]);
-        }
-        if let Some(all) = all.as_array_mut() {
-            all.push(json!({"weight": 100, "podAffinityTerm": term}));
-        }
+        affinity::add_preference(spec, "podAffinity", json!({"weight": 100, "podAffinityTerm": term}));
     }
 
     /// Returns the extended resources of the engine's container, which include its accelerators.

@@ -160,6 +160,8 @@ fn a_stub_has_the_resource_claims_of_its_engine_and_no_others() {
 fn a_template_whose_fields_are_not_what_a_pod_has_is_passed_on_and_brings_nothing_down() {
     const PREFERRED: &str =
         "/spec/template/spec/affinity/podAffinity/preferredDuringSchedulingIgnoredDuringExecution";
+    const PREFERRED_NODES: &str =
+        "/spec/template/spec/affinity/nodeAffinity/preferredDuringSchedulingIgnoredDuringExecution";
     let odd = [
         json!("x"),
         json!(7),
@@ -169,7 +171,8 @@ fn a_template_whose_fields_are_not_what_a_pod_has_is_passed_on_and_brings_nothin
         Value::Null,
     ];
     let within = |at: &str, odd: &Value| {
-        let mut template = json!({"metadata": {}, "spec": {"affinity": {"podAffinity": {}}, "containers": ["x", {"name": "vllm"}]}});
+        let mut template = json!({"metadata": {}, "spec": {"affinity": {"podAffinity": {}, "nodeAffinity": {}},
+            "containers": ["x", {"name": "vllm"}]}});
         if let Some((parent, key)) = at.rsplit_once('/') {
             let parent = template.pointer_mut(parent).and_then(Value::as_object_mut).unwrap();
             parent.insert(key.to_owned(), odd.clone());
@@ -182,6 +185,8 @@ fn a_template_whose_fields_are_not_what_a_pod_has_is_passed_on_and_brings_nothin
         "/spec/affinity",
         "/spec/affinity/podAffinity",
         "/spec/affinity/podAffinity/preferredDuringSchedulingIgnoredDuringExecution",
+        "/spec/affinity/nodeAffinity",
+        "/spec/affinity/nodeAffinity/preferredDuringSchedulingIgnoredDuringExecution",
         "/spec/nodeSelector",
         "/spec/tolerations",
         "/spec/containers/1/env",
@@ -196,8 +201,45 @@ fn a_template_whose_fields_are_not_what_a_pod_has_is_passed_on_and_brings_nothin
             workload(spec, |made| {
                 let all = made.pointer(PREFERRED).and_then(Value::as_array);
                 assert!(mode == "deployment" || all.is_some_and(|all| !all.is_empty()), "{at}: {made}");
+                let nodes = made.pointer(PREFERRED_NODES).and_then(Value::as_array);
+                assert!(nodes.is_some_and(|all| !all.is_empty()), "{at}: {made}");
             });
         }
+    }
+}
+
+#[test]
+fn an_engine_prefers_warm_nodes_beside_its_users_own_preferences_and_whether_or_not_the_model_is_kept_warm() {
+    let zone = json!({"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]});
+    let own = json!({"weight": 80, "preference": zone});
+    let required = json!({"nodeSelectorTerms": [zone]});
+    let affinity = json!({"nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": required,
+        "preferredDuringSchedulingIgnoredDuringExecution": [own],
+    }});
+    let set = crate::convert::warmup::model_set(&ObjectName::new("team", "qwen"));
+    let warm = json!({"weight": 50, "preference": {
+        "matchExpressions": [{"key": format!("warm.rouse.dev/{set}"), "operator": "Exists"}],
+    }});
+    for mode in ["deployment", "dualPods"] {
+        let spec = |warmup: &str| {
+            json!({"modelName": "m", "memory": "1Gi", "mode": mode, "warmup": warmup,
+                "template": {"spec": {"affinity": affinity, "containers": [{"name": "vllm", "image": "x"}]}}})
+        };
+        let mut names = Vec::new();
+        for warmup in ["auto", "never"] {
+            workload(spec(warmup), |made| {
+                let nodes = made.pointer("/spec/template/spec/affinity/nodeAffinity").unwrap();
+                assert_eq!(nodes["requiredDuringSchedulingIgnoredDuringExecution"], required, "{mode}");
+                assert_eq!(
+                    nodes["preferredDuringSchedulingIgnoredDuringExecution"],
+                    json!([own, warm]),
+                    "{mode}"
+                );
+                names.push(made["metadata"]["name"].clone());
+            });
+        }
+        assert_eq!(names[0], names[1], "{mode}: another Deployment would replace engines");
     }
 }
 
@@ -323,7 +365,10 @@ fn a_requester_asks_for_the_engine_of_the_template_and_for_its_accelerators() {
         assert!(engine.env.as_ref().unwrap().iter().any(|env| env.name == "VLLM_SERVER_DEV_MODE"));
         assert_eq!(spec.service_account_name.as_deref(), Some("models"));
         assert_eq!(spec.node_selector.unwrap()["inference-pool"], "h200");
-        assert!(spec.affinity.unwrap().pod_affinity.is_none(), "it is where its requester is");
+        let affinity = spec.affinity.unwrap();
+        assert!(affinity.pod_affinity.is_none(), "it is where its requester is");
+        let preferred = affinity.node_affinity.unwrap().preferred_during_scheduling_ignored_during_execution;
+        assert!(preferred.is_none(), "the requester, which decides the node, prefers warm nodes");
         assert_eq!(made.pod.metadata.annotations.unwrap()["note"], "b");
     });
 }

@@ -135,3 +135,12 @@ async fn refuse(mut connection: TcpStream) {
     );
     connection.write_all((head + &body).as_bytes()).await.unwrap();
 }
+
+#[test]
+fn a_creation_conflicts_only_with_an_object_of_the_same_name() {
+    let refusal = |reason: &str| kube::core::Status::failure("why", reason).with_code(409).boxed();
+    let created = |reason: &str| creation_error(kube::Error::Api(refusal(reason)));
+    assert!(matches!(created("AlreadyExists"), Error::Conflict));
+    assert!(matches!(created("Conflict"), Error::Api(_)), "a quota has changed at the same time");
+    assert!(matches!(Error::from(kube::Error::Api(refusal("Conflict"))), Error::Conflict), "any other write");
+}

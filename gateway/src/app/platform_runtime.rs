@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     driver::DriverHandle,
+    http::admin::WarmupSource,
     metrics::Metrics,
     platform::local::{self, LocalPlatform, StateDirLock},
 };
@@ -71,6 +72,17 @@ impl PlatformRuntime {
             Self::Local(_) => Arc::new(|| None),
             Self::Cluster(cluster, _) => cluster.degraded_reason(),
         }
+    }
+
+    /// Returns what lists the cluster's Warmups; `None` on one machine, where there are none.
+    pub(super) fn warmups(&self) -> Option<Arc<WarmupSource>> {
+        let Self::Cluster(cluster, _) = self else { return None };
+        let lister = cluster.warmups();
+        let source: Arc<WarmupSource> = Arc::new(move || {
+            let lister = lister.clone();
+            Box::pin(async move { lister.list().await })
+        });
+        Some(source)
     }
 
     /// Returns once the gateway has seen everything that it must.

@@ -63,7 +63,7 @@ pub(super) async fn watch(client: &AdminClient) -> anyhow::Result<()> {
 }
 
 /// Whether to use colour: on a terminal, unless the user set `NO_COLOR` (<https://no-color.org>).
-fn use_color() -> bool {
+pub(super) fn use_color() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
@@ -229,12 +229,13 @@ fn truncate_to_seconds(text: &str) -> String {
     text.split(' ').map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// Returns the terminal colour of a model's or engine's state; `None` for inconspicuous states.
+/// Returns the terminal colour of a model's, engine's or Warmup's state; `None` for inconspicuous states.
 fn state_color(state: &str) -> Option<&'static str> {
     match state.split([',', '(']).next()? {
-        "awake" | "Awake" => Some("\x1b[32m"),
-        "failed" | "unplaceable" | "Failing" | "Backoff" => Some("\x1b[31m"),
-        "launching" | "Launching" | "Loading" | "Waking" | "Draining" | "FallingAsleep" => Some("\x1b[33m"),
+        "awake" | "Awake" | "Completed" => Some("\x1b[32m"),
+        "failed" | "unplaceable" | "Failing" | "Backoff" | "Failed" => Some("\x1b[31m"),
+        "launching" | "Launching" | "Loading" | "Waking" | "Draining" | "FallingAsleep" | "InProgress"
+        | "Pulling" => Some("\x1b[33m"),
         _ => None,
     }
 }
@@ -254,8 +255,8 @@ fn render_explanation(explanation: &Explanation, colours: bool) -> String {
     let mut text = format!("{model}: {state}, {waiting} waiting, {leases}\n  {reason}\n");
     for (variant, report) in variants {
         // The only variant of a model that lists none.
-        let name = if variant.is_default() { String::new() } else { format!("{variant}: ") };
-        text.push_str(&format!("  {name}has {}\n", truncate_to_seconds(&report.to_string())));
+        let name = if variant.is_default() { String::new() } else { format!(" of {variant}") };
+        text.push_str(&format!("  engines{name}: {}\n", truncate_to_seconds(&report.to_string())));
     }
     for holder in &wait.holders {
         text.push_str(&format!(
@@ -286,7 +287,7 @@ fn render_event(line: &str) -> String {
 }
 
 /// Replaces control characters: some text comes from engines, and must not control the terminal.
-fn replace_control_chars(text: &str) -> String {
+pub(super) fn replace_control_chars(text: &str) -> String {
     text.replace(char::is_control, "\u{fffd}")
 }
 

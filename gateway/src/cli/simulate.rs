@@ -35,11 +35,12 @@ pub(super) struct SimulateArgs {
     /// Write plots of replicas, queue, time to first token and cost over time to this file.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Fewest replicas. Only Rouse and KEDA can go to 0.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    /// Fewest replicas, without `--variant`. Only Rouse and KEDA can go to 0.
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "variants")]
     min_replicas: u32,
-    /// Most replicas.
+    /// Most replicas, without `--variant`.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = value_parser!(u32).range(1..=1000))]
+    #[arg(conflicts_with = "variants")]
     max_replicas: u32,
     /// Time from the order to start a replica until it serves.
     #[arg(long, value_name = "DURATION", default_value = "2m")]
@@ -53,7 +54,13 @@ pub(super) struct SimulateArgs {
     /// Waiting requests from which a replica is saturated, for Rouse.
     #[arg(long, value_name = "N", default_value_t = Thresholds::default().queue_length)]
     queue_threshold: f64,
-    /// Variant of the model, in place of the one that the bounds describe; may be repeated.
+    /// Mean spare fraction of the KV cache below which Rouse adds a replica.
+    #[arg(long, value_name = "FRACTION", default_value_t = Thresholds::default().kv_spare_trigger)]
+    kv_trigger: f64,
+    /// Mean spare places in the queue below which Rouse adds a replica.
+    #[arg(long, value_name = "N", default_value_t = Thresholds::default().queue_spare_trigger)]
+    queue_trigger: f64,
+    /// Variant of the model, with bounds of its own; may be repeated.
     ///
     /// The cost is that of a replica for an hour. The speed and the KV cache are relative to the built-in engine.
     #[arg(long = "variant", value_name = "NAME:COST:SPEED:MIN:MAX", value_parser = parse_variant)]
@@ -121,6 +128,8 @@ impl SimulateArgs {
         scenario.policy.profile = self.profile.into();
         scenario.thresholds.kv_cache = self.kv_threshold;
         scenario.thresholds.queue_length = self.queue_threshold;
+        scenario.thresholds.kv_spare_trigger = self.kv_trigger;
+        scenario.thresholds.queue_spare_trigger = self.queue_trigger;
         scenario.thresholds.validate().map_err(|error| error.to_string())?;
         if self.min_replicas > self.max_replicas {
             return Err(format!(

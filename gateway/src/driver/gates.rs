@@ -1,8 +1,8 @@
 //! Holds the gates of all running engines, from which the routes are made.
 //!
 //! Requests change the gates' counters without an event. So gates and circuit breakers announce changes
-//! ([`SampleQueue`]), and a turn reads the gates that were announced, those in use, and those of models with waiters.
-//! Everything else is synced only where the fleet changed.
+//! ([`SampleQueue`]), and a turn reads the gates that were announced, those in use or saturated, and those of models
+//! with waiters. Everything else is synced only where the fleet changed.
 //!
 //! A gate belongs to one generation of an engine. Within it, the engine may sleep and wake. A gate whose leases were
 //! revoked is replaced before it opens again, since a revocation is permanent.
@@ -33,8 +33,8 @@ pub(super) struct EngineGates {
     awaiting_last_lease: BTreeSet<EngineId>,
     /// Models whose gates know that requests queue for them.
     queued: BTreeSet<ModelName>,
-    /// Engines that the next turn samples beside those announced in `samples`: in use, closing, ejected, or new. May
-    /// have some of them twice.
+    /// Engines that the next turn samples beside those announced in `samples`: in use, closing, ejected, saturated, or
+    /// new. May have some of them twice.
     to_sample: Vec<EngineId>,
     samples: Arc<SampleQueue>,
     clock: TickClock,
@@ -100,14 +100,14 @@ impl EngineGates {
     /// Adds the changes since the last turn. A busy engine causes another turn when it becomes idle.
     ///
     /// If this gateway `leads`, a drain of a shared gate also needs the platform's report.
-    pub(super) fn sample(&mut self, batch: &mut Vec<Event>, leads: bool) {
+    pub(super) fn sample(&mut self, batch: &mut Vec<Event>, leads: bool, now: Tick) {
         batch.retain(|event| !self.absorb_stub_drained(event));
         self.samples.take_into(&mut self.to_sample);
         self.to_sample.sort_unstable();
         self.to_sample.dedup();
         let entries = &mut self.entries;
         self.to_sample
-            .retain(|engine| entries.get_mut(engine).is_some_and(|entry| entry.sample(engine, batch, leads)));
+            .retain(|id| entries.get_mut(id).is_some_and(|entry| entry.sample(id, batch, leads, now)));
     }
 
     /// Number of gates that the next turn samples, if no request uses another one before.
@@ -358,7 +358,7 @@ impl EngineGates {
 impl GateEntry {
     /// Adds the changes since the last sample. Returns whether the next turn must sample the gate again, even if
     /// nothing is announced until then.
-    fn sample(&mut self, engine: &EngineId, batch: &mut Vec<Event>, leads: bool) -> bool {
+    fn sample(&mut self, engine: &EngineId, batch: &mut Vec<Event>, leads: bool, now: Tick) -> bool {
         let (gate, generation) = (&self.endpoint.gate, self.endpoint.generation);
         // Before the other values: what an earlier request did is visible afterwards, and a later one is announced.
         let leases = gate.watch();
@@ -382,8 +382,10 @@ impl GateEntry {
             self.reported_ejection = until;
             batch.push(Event::EjectionChanged { engine: engine.clone(), generation, until });
         }
+        // The fleet's copy of a limit ends at its own time, so a turn is due then. That turn renews it, if the engine
+        // has reported since.
         let limit = self.endpoint.activity.saturation().limit();
-        if self.reported_saturation != limit {
+        if SaturationLimit::differ(self.reported_saturation, limit, now) {
             self.reported_saturation = limit;
             batch.push(Event::SaturationChanged { engine: engine.clone(), generation, limit });
         }
@@ -391,6 +393,6 @@ impl GateEntry {
             self.closing = false;
             batch.push(Event::Drained { engine: engine.clone(), generation });
         }
-        leases > 0 || self.closing || until.is_some()
+        leases > 0 || self.closing || until.is_some() || limit.is_some_and(|limit| limit.is_active(now))
     }
 }

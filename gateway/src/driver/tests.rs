@@ -2,6 +2,7 @@
 
 use futures_util::FutureExt as _;
 use rouse::{
+    engine::saturation_limit::MAX_LIMIT_AGE,
     fleet::event::{AdoptedEngine, OperatorAction, PublishedEngine, PublishedEngineState},
     model::{
         Accelerator, AcceleratorId, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelName, ModelSpec,
@@ -214,6 +215,51 @@ async fn a_report_of_a_saturated_engine_holds_requests_here_and_a_lower_one_lets
     report(0.1, 0.0);
     harness.step().await;
     assert_eq!(harness.driver.fleet.waiting(&name(0)), 0);
+}
+
+#[tokio::test]
+async fn of_the_reports_of_a_saturated_engine_the_driver_takes_those_that_change_or_renew_its_limit() {
+    let mut harness = DriverHarness::new(1, 1);
+    let Event::Configured { mut configuration } = configured(1, 1, 0) else { unreachable!() };
+    configuration.models[0].max_concurrency = Some(9);
+    harness.turn([Event::Configured { configuration }]);
+    let endpoint = harness.routes().models.get(&name(0)).unwrap().endpoints[0].clone();
+    let _held = harness.lease(0);
+    harness.turn([]);
+    let begin = harness.handle.clock().now();
+    let report = |kv_use, waiting, now| {
+        let load = EngineLoad { kv_use: Some(kv_use), waiting: Some(waiting), running: None };
+        endpoint.activity.record_load(&load, now);
+    };
+    let is_woken = |harness: &DriverHarness| harness.driver.gates.changed().now_or_never().is_some();
+    let event = |harness: &mut DriverHarness, now| {
+        let mut batch = Vec::new();
+        harness.driver.gates.sample(&mut batch, true, now);
+        batch.into_iter().find_map(|event| match event {
+            Event::SaturationChanged { limit, .. } => Some(limit.map(|limit| (limit.leases, limit.until))),
+            _ => None,
+        })
+    };
+    is_woken(&harness);
+    report(0.9, 1.0, begin);
+    assert!(is_woken(&harness));
+    let until = begin + MAX_LIMIT_AGE;
+    assert_eq!(event(&mut harness, begin), Some(Some((Some(1), until))));
+
+    let second = begin + Millis::secs(2);
+    report(0.97, 2.0, second);
+    assert!(!is_woken(&harness), "the limit is as before");
+    assert_eq!(event(&mut harness, second), None);
+    let renewed = second + MAX_LIMIT_AGE;
+    assert_eq!(event(&mut harness, until), Some(Some((Some(1), renewed))), "the fleet's copy ends now");
+
+    let third = until + Millis(1);
+    report(0.97, 0.0, third);
+    assert!(is_woken(&harness), "the engine may have more");
+    assert_eq!(event(&mut harness, third), Some(Some((Some(6), third + MAX_LIMIT_AGE))));
+    report(0.1, 0.0, third);
+    assert!(is_woken(&harness));
+    assert_eq!(event(&mut harness, third), Some(None));
 }
 
 #[tokio::test]
@@ -514,7 +560,7 @@ async fn a_gate_that_all_pass_is_moved_by_the_gateway_that_leads() {
     harness.turn([published(PublishedEngineState::Awake)]);
     harness.turn([published(PublishedEngineState::Draining)]);
     assert!(take_calls().is_empty(), "its own gate is nobody else's");
-    harness.driver.gates.sample(&mut harness.batch, false);
+    harness.driver.gates.sample(&mut harness.batch, false, START);
     assert!(matches!(harness.batch[..], [Event::Drained { .. }]), "{:?}", harness.batch);
 }
 

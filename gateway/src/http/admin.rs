@@ -23,6 +23,7 @@ use rouse::{
     model::{ModelName, SleepLevel},
 };
 use rouse_config::Config;
+use rouse_controllers::warmup_list::WarmupSummary;
 use rouse_net::openai;
 use rouse_platform::ReadinessCheck;
 use serde::Deserialize;
@@ -49,7 +50,13 @@ pub struct AdminSources {
     pub not_ready_reason: Arc<ReadinessCheck>,
     /// What the gateway serves without because it has no permission to see it. `None`: nothing is missing.
     pub degraded_reason: Arc<ReadinessCheck>,
+    /// Lists the Warmups. `None`: the gateway runs on one machine, which has none.
+    pub warmups: Option<Arc<WarmupSource>>,
 }
+
+/// Lists the Warmups, or says why it cannot.
+pub type WarmupSource =
+    dyn Fn() -> driver_api::DriverFuture<'static, Result<Vec<WarmupSummary>, String>> + Send + Sync;
 
 /// Finds the log file of one of a model's engines, counted from 0.
 pub type EngineLogLookup = dyn Fn(&ModelName, u32) -> Option<PathBuf> + Send + Sync;
@@ -83,7 +90,7 @@ type ModelQueryResult = Result<Query<ModelQuery>, QueryRejection>;
 
 /// The routes with fixed paths. The OpenAPI document lists these, and each of [`READ_SUBRESOURCES`] and
 /// [`ORDER_SUBRESOURCES`].
-fn fixed_routes() -> [(&'static str, MethodRouter<AdminState>); 7] {
+fn fixed_routes() -> [(&'static str, MethodRouter<AdminState>); 8] {
     [
         ("/healthz", get(|| async { "ok\n" })),
         ("/readyz", get(ready)),
@@ -92,6 +99,7 @@ fn fixed_routes() -> [(&'static str, MethodRouter<AdminState>); 7] {
         ("/admin/v1/fleet", get(fleet)),
         ("/admin/v1/events", get(events)),
         ("/admin/v1/operations/{id}", get(operation)),
+        ("/admin/v1/warmups", get(warmups)),
     ]
 }
 
@@ -193,6 +201,24 @@ async fn operation(State(shared): State<AdminState>, uri: Uri) -> Response {
         "reason": reason,
     }))
     .into_response()
+}
+
+async fn warmups(State(shared): State<AdminState>) -> Response {
+    let Some(source) = &shared.sources.warmups else {
+        return error(
+            StatusCode::NOT_FOUND,
+            "no_warmups",
+            "this gateway runs on one machine, and Warmups exist only in a cluster",
+        );
+    };
+    match source().await {
+        Ok(warmups) => Json(json!({ "warmups": warmups })).into_response(),
+        Err(reason) => error(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "warmups_unavailable",
+            &format!("the Warmups cannot be listed: {reason}"),
+        ),
+    }
 }
 
 /// Handles a read or an order of one model.

@@ -9,7 +9,6 @@ use http::{HeaderMap, HeaderName, StatusCode, uri::PathAndQuery};
 use rouse::{model::EngineId, units::Generation};
 use rouse_config::AffinityPolicy;
 use rouse_net::{
-    engine_load::EngineLoad,
     lease::Lease,
     openai::{
         self,
@@ -154,17 +153,6 @@ impl EndpointAttempt {
     /// Whether the response must be parsed for its id.
     pub(super) const fn records_response_id(&self) -> bool {
         self.records_response_id
-    }
-
-    /// Whether this attempt asks the engine's stub for a load report. True for the first that finds one due.
-    pub(super) fn take_load_report_due(&self) -> bool {
-        self.outlier_reporter.as_ref().is_some_and(OutlierReporter::take_load_report_due)
-    }
-
-    pub(super) fn load_report(&self, load: &EngineLoad) {
-        if let Some(reporter) = &self.outlier_reporter {
-            reporter.record_load(load, self.worker.now());
-        }
     }
 
     pub(super) fn head(&mut self, status: StatusCode, context: &RequestContext) {

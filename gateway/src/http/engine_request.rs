@@ -36,6 +36,7 @@ use rouse_net::{
     openai::ApiSchema,
     relay::{self, Exchange, GatedByStub, Payload, RelayTarget, ResponseInspection, UpstreamRequest},
 };
+use rouse_platform::EngineActivity;
 use tokio::{
     sync::{Notify, oneshot},
     time::Instant,
@@ -52,6 +53,7 @@ use super::{
 use crate::{
     driver::{CanaryGuard, GrantedLease, ParkRequest},
     keys::{self, ApiKey, QuotaCharge},
+    routing::Endpoint,
 };
 
 pub(crate) use observer::RequestExchangeObserver;
@@ -103,8 +105,11 @@ struct LeasedEndpoint {
     /// The body, with this engine's name for the model.
     body: Payload,
     lease: Lease,
+    leased_at: Instant,
     gate: Arc<Gate>,
     canary: Option<CanaryGuard>,
+    /// Where the load report of the engine's stub goes, if the request asks for one.
+    report_target: Option<Arc<EngineActivity>>,
     /// Whether a stub stands in front of the engine.
     behind_stub: bool,
     /// Set for a model that may have several engines.
@@ -264,6 +269,7 @@ impl EngineRequest {
             self.affinity.take_lease(&self.worker, route, &self.headers, avoid, self.may_park)?;
         let lease = if self.may_park { lease } else { lease.without_marking_use() };
         let spec = self.spec_for(endpoint.fingerprint);
+        let leased_at = Instant::now();
         Some(LeasedEndpoint {
             target: RelayTarget {
                 engine: endpoint.engine.clone(),
@@ -274,11 +280,24 @@ impl EngineRequest {
             },
             body: self.body.payload(&spec.served_name),
             lease,
+            leased_at,
             gate: Arc::clone(&endpoint.gate),
             canary: None,
+            report_target: if spec.stub { self.report_target(endpoint, leased_at) } else { None },
             behind_stub: spec.stub,
             attempt: EndpointAttempt::new(&self.worker, route, endpoint, &self.path),
         })
+    }
+
+    /// Returns where the load report goes if this request asks the engine's stub for one. The first request after an
+    /// interval without a reading does.
+    ///
+    /// A model's only engine is asked, too. There is no choice between engines, but each gateway limits its requests to
+    /// a saturated engine, and only the leader reads the load in another way. Of an engine without a stub no request
+    /// asks for a report, because only a stub reports the load at no cost.
+    fn report_target(&self, endpoint: &Endpoint, now: Instant) -> Option<Arc<EngineActivity>> {
+        let is_due = endpoint.activity.load().take_report_due(self.worker.tick_at(now));
+        is_due.then(|| Arc::clone(&endpoint.activity))
     }
 
     async fn park(&self) -> Result<LeasedEndpoint, Fault> {
@@ -311,7 +330,13 @@ impl EngineRequest {
             tokio::time::timeout_at(patience, wait).await.unwrap_or(Err(Fault::ControlPlaneUnavailable))?;
         self.context.set_wait(waited);
         let spec = self.spec_for(fingerprint);
+        let leased_at = Instant::now();
         let attempted = EndpointAttempt::for_granted(&self.worker, &engine, generation, &self.path);
+        let routes = control.routes();
+        let report_target = routes.models.get(&self.model).filter(|_| spec.stub).and_then(|route| {
+            let endpoint = route.endpoint_of(&(engine.clone(), generation))?;
+            self.report_target(endpoint, leased_at)
+        });
         Ok(LeasedEndpoint {
             target: RelayTarget {
                 engine,
@@ -323,7 +348,9 @@ impl EngineRequest {
             body: self.body.payload(&spec.served_name),
             gate: Arc::clone(lease.gate()),
             lease,
+            leased_at,
             canary,
+            report_target,
             behind_stub: spec.stub,
             attempt: attempted,
         })
@@ -332,11 +359,11 @@ impl EngineRequest {
     async fn attempt(&self, endpoint: LeasedEndpoint) -> AttemptOutcome {
         self.context.record_engine(&endpoint.target.engine);
         self.context.set_phase(DisconnectPhase::Connecting);
-        let LeasedEndpoint { target, body, lease, gate, canary, behind_stub: stub, attempt: attempted } =
-            endpoint;
+        let LeasedEndpoint { target, body, lease, leased_at: now, gate, canary, .. } = endpoint;
+        let (stub, report_target, attempted) =
+            (endpoint.behind_stub, endpoint.report_target, endpoint.attempt);
         let (engine, generation) = (target.engine.clone(), target.generation);
         let timeouts = &self.config.timeouts;
-        let now = Instant::now();
         self.context.forwarded(now);
         lease.record_client(self.client_hash, now);
         let exchange = Exchange {
@@ -358,9 +385,7 @@ impl EngineRequest {
                 } else {
                     ResponseInspection::Events
                 },
-                // Only a choice between engines needs their load, and only a stub reports it at no cost.
-                wants_load_report: stub
-                    && attempted.as_ref().is_some_and(|attempted| attempted.take_load_report_due()),
+                wants_load_report: report_target.is_some(),
             },
             upload: None,
             lease,
@@ -375,6 +400,7 @@ impl EngineRequest {
                 worker: Rc::clone(&self.worker),
                 context: Rc::clone(&self.context),
                 attempt: attempted,
+                report_target,
                 quota_charge: self.quota_charge.clone(),
                 head_received: false,
             },

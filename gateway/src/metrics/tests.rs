@@ -16,9 +16,12 @@ use rouse_net::http_client::CallObserver as _;
 
 use rouse::units::Millis;
 use rouse_config::LoadSource;
-use rouse_controllers::metrics::{
-    ActuationPath, EngineBindingLabels, LauncherPhase, MeterSource, ModelReplicas, VariantLoad,
-    VariantReplicas,
+use rouse_controllers::{
+    crd::ledger::ObjectName,
+    metrics::{
+        ActuationPath, EngineBindingLabels, LauncherPhase, MeterSource, ModelReplicas, VariantLoad,
+        VariantReplicas, WarmSetGauge, WarmupNodeGauges,
+    },
 };
 
 use super::*;
@@ -186,6 +189,12 @@ fn used() -> Metrics {
     saturation.set_model(&name, ModelReplicas { namespace, variants: vec![variant], decided });
     let load = VariantLoad { saturated: 1, kv_use: 0.9, waiting: 2.0 };
     saturation.set_load(&name, BTreeMap::from([("default".into(), load)]), BTreeSet::new());
+    let warmup = &metrics.controllers().warmup;
+    warmup.set_warmup(&ObjectName::new("chat", "w"), WarmupNodeGauges::default());
+    let (namespace, target) = ("chat".to_owned(), "warmup/w".to_owned());
+    let set = WarmSetGauge { namespace, target, nodes: 1 };
+    warmup.set_sets(BTreeMap::from([("0123456789abcdef".into(), set)]));
+    warmup.attempt_ended(None, Millis(1_200));
     let duals = &metrics.controllers().dual_pods;
     duals.observe_actuation("chat", ActuationPath::Hot, Some("m"), Millis(120));
     duals.observe_launcher_creation("chat", "l", true, Millis(20));

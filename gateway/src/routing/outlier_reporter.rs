@@ -1,4 +1,4 @@
-//! Judges an engine by the outcome of one attempt, and passes on the load that its stub reports.
+//! Judges an engine by the outcome of one attempt.
 //!
 //! Failures of the engine are: a refused connection, a connection closed before the response began, a 5xx response, and
 //! a connect timeout or silence until the deadline *while the engine also moved nothing for any other request*. An
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use http::StatusCode;
 use rouse::{fault::Fault, units::Tick};
-use rouse_net::{engine_load::EngineLoad, lease::Gate, relay::ExchangeOutcome};
+use rouse_net::{lease::Gate, relay::ExchangeOutcome};
 use rouse_platform::EngineActivity;
 
 use super::{BreakerTransition, CircuitBreaker, Endpoint};
@@ -40,17 +40,6 @@ impl OutlierReporter {
             started_at: now,
             is_decided: false,
         }
-    }
-
-    /// Whether this request asks the engine's stub for the engine's load: no reading has come for a while.
-    #[must_use]
-    pub fn take_load_report_due(&self) -> bool {
-        self.activity.load().take_report_due(self.started_at)
-    }
-
-    /// Stores the load that the engine's stub reports.
-    pub fn record_load(&self, load: &EngineLoad, now: Tick) {
-        self.activity.record_load(load, now);
     }
 
     /// Judges the response's head. A successful head proves nothing yet: some servers send it before they begin to

@@ -4,18 +4,18 @@ use kube::{
     Api,
     api::{Patch, PatchParams},
 };
-use rouse_controllers::crd::{AcceleratorNode, AcceleratorPool, GatewayReplica, InferenceModel};
+use rouse_controllers::crd::{AcceleratorNode, AcceleratorPool, GatewayReplica, InferenceModel, Warmup};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    objects::{full_model, full_node, full_pool, full_replica},
+    objects::{full_model, full_node, full_pool, full_replica, full_warmup},
     support::{FIELD_MANAGER, get, own_cluster},
 };
 
-const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
+pub(crate) const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 
 /// The columns' names and the cells of the only row. Cells with an age become `ago`.
-fn table(table: &Value) -> Map<String, Value> {
+pub(crate) fn table(table: &Value) -> Map<String, Value> {
     let columns = table["columnDefinitions"].as_array().unwrap().iter();
     let rows = table["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 1, "{rows:?}");
@@ -76,6 +76,17 @@ async fn the_columns_show_what_the_objects_say() {
         full_replica(),
         json!({
             "Name": name, "Address": "10.0.0.7:8080", "Waiting": 3, "In Flight": 5, "Age": "ago",
+        })
+    );
+    shown!(
+        Warmup,
+        namespace.api(),
+        "warmups",
+        inside,
+        full_warmup(),
+        json!({
+            "Name": name, "Phase": "InProgress", "Target": "nodes", "Desired": 5, "Active": 1, "Succeeded": 2,
+            "Failed": 1, "Age": "ago",
         })
     );
     shown!(

@@ -11,7 +11,7 @@ use std::fmt::Debug;
 use k8s_openapi::{NamespaceResourceScope, api::core::v1::Pod};
 use kube::{Api, Client, Resource, api::PostParams};
 use prometheus::{IntCounterVec, Opts};
-use rouse_cluster::{LinkMode, wait::WAIT_TIMEOUT};
+use rouse_cluster::LinkMode;
 use rouse_controllers::{
     election::Election,
     writer::{
@@ -23,12 +23,12 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::{
     sync::Barrier,
-    time::{Duration, sleep, timeout},
+    time::{Duration, sleep},
 };
 
 use crate::{
     launched::define_fma_kinds,
-    site::{GatewayNamespace, is_allowed, resource_attributes, until_leading},
+    site::{GatewayNamespace, resource_attributes, until_allowed, until_leading},
     support::cluster,
 };
 
@@ -54,13 +54,7 @@ impl LeaderHandover<'static> {
         for (group, resource, verb) in
             [("", "pods", "create"), ("fma.llm-d.ai", "launcherpopulationpolicies/status", "patch")]
         {
-            let right = resource_attributes(group, resource, verb, &own);
-            let granted = async {
-                while !is_allowed(&client, right.clone()).await {
-                    sleep(Duration::from_millis(20)).await;
-                }
-            };
-            timeout(WAIT_TIMEOUT, granted).await.expect("it is never given its rights");
+            until_allowed(&client, resource_attributes(group, resource, verb, &own)).await;
         }
         Box::pin(Self::of(site, held)).await
     }

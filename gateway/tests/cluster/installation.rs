@@ -162,9 +162,19 @@ impl<R> Installation<'_, R> {
 
     /// Waits until the reservations in the pool's ledger fit.
     pub(crate) async fn until_reserved(&self, what: &str, fits: impl Fn(&[(String, u64)]) -> bool) {
-        let fits =
-            |pool: &Option<AcceleratorPool>| pool.as_ref().is_some_and(|pool| fits(&reservations_gib(pool)));
+        self.until_pool(what, |pool| fits(&reservations_gib(pool))).await;
+    }
+
+    /// Waits until the pool's accelerators are known: until then no variant of a model fits.
+    pub(crate) async fn until_accelerators(&self) {
+        let has_some =
+            |pool: &AcceleratorPool| pool.status.as_ref().is_some_and(|status| status.accelerators > 0);
+        self.until_pool("accelerators", has_some).await;
+    }
+
+    async fn until_pool(&self, what: &str, fits: impl Fn(&AcceleratorPool) -> bool) {
         let api: Api<AcceleratorPool> = Api::all(self.site.admin.clone());
+        let fits = |pool: &Option<AcceleratorPool>| pool.as_ref().is_some_and(&fits);
         wait::until(&api, self.name(), what, fits).await.unwrap();
     }
 

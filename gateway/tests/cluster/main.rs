@@ -52,5 +52,6 @@ mod summary;
 mod support;
 mod tokens;
 mod variants;
+mod warmup;
 
 use rouse_testing::raw_client as client;

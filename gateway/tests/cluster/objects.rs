@@ -15,7 +15,7 @@ use rouse::{
 };
 use rouse_controllers::{
     crd::{
-        self, AcceleratorNode, AcceleratorPool, GatewayReplica, InferenceModel, InferenceModelSpec,
+        self, AcceleratorNode, AcceleratorPool, GatewayReplica, InferenceModel, InferenceModelSpec, Warmup,
         ledger::{Ledger, ObjectName, Reservation, ReservationState},
     },
     ledger::PoolLedger,
@@ -77,11 +77,15 @@ pub(crate) fn full_model() -> (Value, Value) {
             "enabled": true, "profile": "rouse", "stabilisation": "2m", "mayEvict": "never", "actuation": "external",
             "kvCacheThreshold": 0.8, "queueLengthThreshold": 5, "kvSpareTrigger": 0.1, "queueSpareTrigger": 3,
         },
+        "warmup": "auto",
     });
     let status = json!({
         "observedGeneration": 1, "ready": true, "replicas": 2, "asleep": 1, "selector": "rouse.dev/model=a",
         "variants": [{
             "name": "h100", "replicas": 2, "asleep": 1, "desired": 2, "reason": "demand", "decided": MOMENT,
+            "learned": {
+                "peak": "60Gi", "residue": "1Gi", "startMillis": 61_000, "wakeMillis": 900, "sleepMillis": 2500,
+            },
         }],
         "engines": [{
             "pod": "llama-0", "replica": 0, "variant": "h100", "address": "10.1.2.3:8001", "state": "Awake",
@@ -154,6 +158,54 @@ pub(crate) fn full_replica() -> (Value, Value) {
         "conditions": [condition("SeesAll", "Granted", "It may see all that it is configured for.")],
     });
     (json!({ "address": "10.0.0.7:8080" }), status)
+}
+
+pub(crate) fn full_warmup() -> (Value, Value) {
+    let spec = json!({
+        "paused": true,
+        "policies": {
+            "parallelism": 10, "backoffLimit": 3, "timeoutSeconds": 300, "ttlSecondsAfterFinished": 86_400,
+            "maxFailedNodes": 1,
+        },
+        "tolerations": [
+            { "key": "gpu", "operator": "Equal", "value": "a", "effect": "NoExecute", "tolerationSeconds": 60 },
+        ],
+        "targetNodes": with_actions(json!({ "nodeSelector": { "pool": "gpu" }, "nodeNames": ["gpu-node-1"] })),
+    });
+    let node = json!({
+        "node": "gpu-node-1", "item": "image1:tag1", "state": "Pending", "cause": "Network", "message": "It is slow.",
+        "attempts": 2, "nextTry": MOMENT, "bytes": 500_000_000, "durationMillis": 61_000, "digest": "sha256:0",
+    });
+    let record =
+        json!({ "state": "failed", "items": 7, "attempts": 4, "cause": "Auth", "nodes": "AAAAAAAA" });
+    let status = json!({
+        "observedGeneration": 1, "phase": "InProgress", "target": "nodes", "startTime": MOMENT,
+        "completionTime": MOMENT, "desiredNodeNum": 5, "activeNodeNum": 1, "succeededNodeNum": 2, "failedNodeNum": 1,
+        "failedNodes": ["gpu-node-2"],
+        "items": { "pending": 1, "pulling": 2, "present": 3, "failed": 4, "skipped": 5 },
+        "nodes": [node], "moreNodes": 1, "record": [record], "pausedSince": MOMENT, "pausedSeconds": 9,
+        "conditions": [condition("Accepted", "Accepted", "")],
+    });
+    (spec, status)
+}
+
+/// Adds images and a custom action to what selects the nodes.
+fn with_actions(mut target: Value) -> Value {
+    target["imagesPreload"] = json!({ "items": ["image1:tag1"], "pullSecrets": ["secret1"] });
+    target["customizedAction"] = json!({ "podTemplate": {
+        "metadata": { "labels": { "team": "a" } }, "restartPolicy": "Never",
+        "spec": { "containers": [{ "name": "copy", "image": "image1:tag1", "a-field-of-tomorrow": { "x": [1] } }] },
+    } });
+    target
+}
+
+/// The specs with the other two targets.
+fn other_warmups() -> [Value; 2] {
+    let roles = json!({ "prefill": with_actions(json!({})) });
+    [
+        json!({ "targetRoleBasedGroup": { "name": "sglang", "namespace": "chat", "roles": roles } }),
+        json!({ "targetModel": { "name": "llama", "nodes": 3, "keepWarm": true } }),
+    ]
 }
 
 fn reservation(id: u64) -> Reservation {
@@ -250,6 +302,7 @@ async fn every_field_of_every_kind_comes_back_as_it_was_written() {
         ("AcceleratorPool", full_pool()),
         ("AcceleratorNode", full_node()),
         ("GatewayReplica", full_replica()),
+        ("Warmup", full_warmup()),
     ];
     for (definition, (kind, (spec, status))) in crd::all().iter().zip(&written) {
         assert_eq!(definition.spec.names.kind, *kind);
@@ -257,20 +310,23 @@ async fn every_field_of_every_kind_comes_back_as_it_was_written() {
             definition.spec.versions[0].schema.as_ref().unwrap().open_api_v3_schema.as_ref().unwrap();
         let of = |part: &str| &schema.properties.as_ref().unwrap()[part];
         let mut not_tried = Vec::new();
-        let others = other_models();
+        let others = match *kind {
+            "InferenceModel" => other_models().to_vec(),
+            "Warmup" => other_warmups().to_vec(),
+            _ => Vec::new(),
+        };
         let mut specs = vec![spec];
-        if *kind == "InferenceModel" {
-            specs.extend(&others);
-        }
+        specs.extend(&others);
         missing("spec", of("spec"), &specs, &mut not_tried);
         missing("status", of("status"), &[status], &mut not_tried);
         assert!(not_tried.is_empty(), "{kind}: {not_tried:?}");
     }
-    let [(_, model), (_, pool), (_, node), (_, replica)] = written;
+    let [(_, model), (_, pool), (_, node), (_, replica), (_, warmup)] = written;
     kept::<InferenceModel>(&site, name, model).await;
     kept::<AcceleratorPool>(&site, name, pool).await;
     kept::<AcceleratorNode>(&site, name, node).await;
     kept::<GatewayReplica>(&site, name, replica).await;
+    kept::<Warmup>(&site, name, warmup).await;
 }
 
 #[tokio::test]
@@ -290,6 +346,7 @@ async fn what_is_left_out_is_filled_in_as_the_types_say() {
         let mut want = json!({
             "accelerators": 1, "cooldownPeriod": "10m", "maxReplicas": 1, "minReplicas": 0, "mode": "deployment",
             "nodeSelector": { "inference-pool": "default" }, "pinned": false, "priority": 0, "startTimeout": "5m",
+            "warmup": "never",
             "engine": {
                 "kind": "custom", "level": "auto", "onDisconnect": "abort", "port": 8000, "sleepMode": "auto",
                 "task": "generate",

@@ -299,6 +299,7 @@ async fn the_pages_lead_to_gateways_that_serve_a_model_and_to_objects_that_an_ap
     tokio::time::timeout(wait::WAIT_TIMEOUT, listed).await.expect("the gateway lists the model");
 
     reader.does("docs/saturation.md").await;
+    reader.does("docs/warmup.md").await;
     reader.does("docs/dual-pods.md").await;
     // The manifest must contain the text that the page replaces.
     assert!(reader.accounts.contains("rouse-fma-controllers"), "{:?}", reader.accounts);

@@ -4,11 +4,11 @@ use kube::{
     Api,
     api::{ApiResource, DynamicObject, PostParams},
 };
-use rouse_controllers::crd::{AcceleratorNode, AcceleratorPool, GatewayReplica, InferenceModel};
+use rouse_controllers::crd::{AcceleratorNode, AcceleratorPool, GatewayReplica, InferenceModel, Warmup};
 use serde_json::{Value, json};
 
 use crate::{
-    objects::{full_model, full_node, full_pool, full_replica},
+    objects::{full_model, full_node, full_pool, full_replica, full_warmup},
     support::cluster,
 };
 
@@ -248,7 +248,7 @@ async fn a_model_with_junk_is_refused_with_words_for_people() {
 }
 
 #[tokio::test]
-async fn so_are_pools_nodes_and_replicas() {
+async fn so_are_pools_nodes_replicas_and_warmups() {
     let cluster = cluster().await;
     let namespace = cluster.namespace("refusals").await.unwrap();
     let client = namespace.client();
@@ -288,4 +288,33 @@ async fn so_are_pools_nodes_and_replicas() {
     let replicas =
         Api::namespaced_with(client.clone(), &namespace, &ApiResource::erase::<GatewayReplica>(&()));
     refuses::<GatewayReplica>(replicas, full_replica().0, &rows).await;
+
+    const ONE_TARGET: &str = "set exactly one of targetNodes, targetRoleBasedGroup and targetModel";
+    let rows: Vec<RefusedSpecCase<'_>> = vec![
+        (json!({ "targetNodes": null }), &[ONE_TARGET][..]),
+        (json!({ "targetModel": { "name": "a" } }), &[ONE_TARGET]),
+        (json!({ "targetRoleBasedGroup": { "name": "a" } }), &[ONE_TARGET]),
+        (
+            json!({ "targetNodes": null, "targetModel": { "nodes": 0 } }),
+            &["spec.targetModel.name: Required value", "spec.targetModel.nodes"],
+        ),
+        (
+            json!({ "policies": { "parallelism": 0 } }),
+            &["spec.policies.parallelism", "greater than or equal to 1"],
+        ),
+        (
+            json!({ "policies": { "backoffLimit": -1 } }),
+            &["spec.policies.backoffLimit", "greater than or equal to 0"],
+        ),
+        (
+            json!({ "policies": { "timeoutSeconds": "5m" } }),
+            &["spec.policies.timeoutSeconds", "integer: \"string\""],
+        ),
+        (
+            json!({ "targetNodes": { "customizedAction": { "podTemplate": null } } }),
+            &["spec.targetNodes.customizedAction.podTemplate: Required value"],
+        ),
+    ];
+    let warmups = Api::namespaced_with(client.clone(), &namespace, &ApiResource::erase::<Warmup>(&()));
+    refuses::<Warmup>(warmups, full_warmup().0, &rows).await;
 }

@@ -31,11 +31,13 @@ const OWN: [Rights; 4] = [
     ("", "pods", &["get"]),
 ];
 
-const MODELS: [Rights; 5] = [
+const MODELS: [Rights; 7] = [
     ("rouse.dev", "inferencemodels", &["get", "list", "watch"]),
     ("rouse.dev", "inferencemodels/status", &["patch"]),
+    ("rouse.dev", "warmups", &["get", "list", "watch", "create", "patch", "delete"]),
+    ("rouse.dev", "warmups/status", &["patch"]),
     ("apps", "deployments", &["get", "list", "watch", "create", "patch", "delete"]),
-    ("", "pods", &["get", "list", "watch", "patch", "delete"]),
+    ("", "pods", &["get", "list", "watch", "create", "patch", "delete"]),
     ("events.k8s.io", "events", &["create", "patch"]),
 ];
 
@@ -45,8 +47,9 @@ const SATURATION_CONFIG: &str = "rouse-saturation-config";
 const VERBS: [&str; 8] = ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"];
 
 /// Resources that the gateway must have no right to.
-const OTHERS: [(&str, &str); 14] = [
+const OTHERS: [(&str, &str); 15] = [
     ("rouse.dev", "inferencemodels/finalizers"),
+    ("rouse.dev", "warmups/finalizers"),
     ("", "pods/exec"),
     ("", "pods/log"),
     ("", "pods/status"),
@@ -69,8 +72,11 @@ fn of(rights: &[Rights]) -> BTreeSet<(&'static str, &'static str, &'static str)>
     rights.iter().flat_map(|rights| -> Vec<_> { each(rights) }).collect()
 }
 
-/// Further rights where requesters are.
+/// Further rights where requesters are. The right to create Pods is one of those where models are, too.
 const DUAL: [Rights; 2] = [("", "pods", &["create"]), ("apps", "replicasets", &["get"])];
+
+/// The further right of a gateway that labels warm nodes.
+const WARM_LABELS: [Rights; 1] = [("", "nodes", &["patch"])];
 
 /// Checks every verb of every resource there against these rights.
 async fn exactly(site: &GatewayNamespace<'_>, namespace: &str, rights: &[&[Rights]]) {
@@ -134,7 +140,7 @@ async fn a_gateway_of_one_namespace_may_do_what_it_needs_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_gateway_with_dual_pods_may_make_pods_and_read_one_map_as_well() {
+async fn a_gateway_with_dual_pods_may_read_replica_sets_and_one_map_as_well() {
     let cluster = cluster().await;
     let site = GatewayNamespace::new(cluster, "rights-dual").await;
     let namespace = site.namespace.name();
@@ -147,12 +153,27 @@ async fn a_gateway_with_dual_pods_may_make_pods_and_read_one_map_as_well() {
     };
     let given = async {
         while !is_allowed(&client, map("gpu-map")).await
-            || !is_allowed(&client, resource_attributes("", "pods", "create", namespace)).await
-        {}
+            || !is_allowed(&client, resource_attributes("apps", "replicasets", "get", namespace)).await
+        {
+        }
     };
     tokio::time::timeout(WAIT_TIMEOUT, given).await.unwrap();
     assert!(!is_allowed(&client, map("somebodys")).await);
     exactly(&site, namespace, &[&CLUSTER, &OWN, &MODELS, &DUAL]).await;
+}
+
+#[tokio::test]
+async fn a_gateway_that_labels_warm_nodes_may_patch_nodes_as_well() {
+    let cluster = cluster().await;
+    let site = GatewayNamespace::new(cluster, "rights-warm").await;
+    let namespace = site.namespace.name();
+    exactly(&site, namespace, &[&CLUSTER, &OWN, &MODELS]).await;
+    site.install("warm-labels.yaml", None).await;
+    let client = site.client().await;
+    let given =
+        async { while !is_allowed(&client, resource_attributes("", "nodes", "patch", namespace)).await {} };
+    tokio::time::timeout(WAIT_TIMEOUT, given).await.unwrap();
+    exactly(&site, namespace, &[&CLUSTER, &OWN, &MODELS, &WARM_LABELS]).await;
 }
 
 #[tokio::test]

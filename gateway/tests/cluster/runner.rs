@@ -9,7 +9,9 @@ use rouse_cluster::{
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::{installation::Installation, nvml, site::GatewayNamespace, support::cluster};
+use crate::{
+    installation::Installation, nvml, site::GatewayNamespace, support::cluster, warmup::objects::WARMUP_LABEL,
+};
 
 /// The image of the stub that gateways add to engines' Pods.
 const STUB_IMAGE: &str = "rouse/stub";
@@ -89,6 +91,7 @@ impl<'a> Installation<'a> {
             .node(node(&namespace))
             .image(STUB_IMAGE, PodImage::new(programs.stub.unwrap_or_else(|| stub_program(&dir))))
             .image("rouse/engine", PodImage::new(&programs.gateway))
+            .played(WARMUP_LABEL)
             .start()
             .await
             .unwrap();

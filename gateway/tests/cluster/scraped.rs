@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// The page's families that have a series only after their first event, or only when configured.
-const RARE: [&str; 26] = [
+const RARE: [&str; 30] = [
     "fma_actuation_seconds",
     "fma_duality",
     "fma_http_latency_seconds",
@@ -55,6 +55,10 @@ const RARE: [&str; 26] = [
     "rouse_saturation_decision_timestamp_seconds",
     "rouse_saturation_readings_total",
     "rouse_tls_certificate_expiry_seconds",
+    "rouse_warm_nodes",
+    "rouse_warmup_attempt_seconds",
+    "rouse_warmup_attempts_total",
+    "rouse_warmup_nodes",
     "wva_current_replicas",
     "wva_desired_ratio",
     "wva_desired_replicas",

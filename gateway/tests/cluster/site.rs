@@ -123,12 +123,7 @@ impl<'a> GatewayNamespace<'a> {
                 .extend(all.iter().map(|one| resource_attributes("apps", "deployments", "delete", one))),
         }
         for right in reviews {
-            let seen = async {
-                while !is_allowed(&client, right.clone()).await {
-                    sleep(Duration::from_millis(20)).await;
-                }
-            };
-            timeout(WAIT_TIMEOUT, seen).await.unwrap_or_else(|_| panic!("it was never given {right:?}"));
+            until_allowed(&client, right).await;
         }
     }
 
@@ -205,6 +200,16 @@ pub(crate) fn resource_attributes(
         namespace: Some(namespace.to_owned()),
         ..ResourceAttributes::default()
     }
+}
+
+/// Waits until the API server grants this right to the client.
+pub(crate) async fn until_allowed(client: &Client, right: ResourceAttributes) {
+    let seen = async {
+        while !is_allowed(client, right.clone()).await {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(WAIT_TIMEOUT, seen).await.unwrap_or_else(|_| panic!("it was never given {right:?}"));
 }
 
 /// Whether the API server grants this right to the client.

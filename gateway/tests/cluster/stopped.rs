@@ -69,7 +69,7 @@ impl<'a> StoppedLeaderFixture<'a> {
 /// Stopped between its read and its last check of the claim.
 #[tokio::test]
 async fn who_was_stopped_before_it_looked_does_not_even_try() {
-    let mut scene = StoppedLeaderFixture::new(cluster().await, "looks").await;
+    let mut scene = Box::pin(StoppedLeaderFixture::new(cluster().await, "looks")).await;
     scene.decides("late").await;
     scene.process.stop().await;
     let (_next, claim) = scene.site.leader("next").await;
@@ -89,7 +89,7 @@ async fn who_was_stopped_before_it_looked_does_not_even_try() {
 /// Stopped after its last check: the write is under way, for as long as it takes.
 #[tokio::test]
 async fn what_was_under_way_when_another_took_over_is_refused() {
-    let mut scene = StoppedLeaderFixture::new(cluster().await, "late").await;
+    let mut scene = Box::pin(StoppedLeaderFixture::new(cluster().await, "late")).await;
     scene.decides("late").await;
     scene.books.set(LinkMode::Hold);
     scene.process.send_line("write").await;

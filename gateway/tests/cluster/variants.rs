@@ -11,7 +11,10 @@ use kube::{
 use nix::sys::signal::Signal;
 use rouse_cluster::wait;
 use rouse_controllers::{
-    crd::{InferenceModel, inference_model::EngineState},
+    crd::{
+        InferenceModel,
+        inference_model::{EngineState, LearnedStatus},
+    },
     label,
 };
 use serde_json::{Value, json};
@@ -61,6 +64,7 @@ async fn the_cheaper_variant_serves_the_first_request_and_each_has_a_deployment_
     world.model("qwen", "40Gi", "", variants(json!({}))).await;
     let gateway = world.gateway("gateway-0", "");
     let client = gateway.client();
+    world.until_accelerators().await;
     let answer = blocking(move || client.chat("qwen", false, 4)).await;
     assert_eq!((answer.status, answer.header("x-rouse-cold-start")), (200, "cold"), "{}", answer.text());
     assert_eq!(world.reserved_gib().await, [("qwen".to_owned(), 40)]);
@@ -72,7 +76,12 @@ async fn the_cheaper_variant_serves_the_first_request_and_each_has_a_deployment_
     let both = [("small", 1, 0, 1), ("large", 1, 0, 1)];
     let serves = |model: &InferenceModel| counts(model) == both && awake(model) == 2;
     let model = world.until("qwen", "an engine of each variant", serves).await;
-    assert_eq!(model.status.unwrap().replicas, 2);
+    let status = model.status.unwrap();
+    assert_eq!(status.replicas, 2);
+    let start = |learned: &LearnedStatus| learned.start_millis;
+    let starts: Vec<_> = status.variants.iter().map(|own| own.learned.as_ref().and_then(start)).collect();
+    assert!(starts.iter().all(Option::is_some), "each start was measured: {starts:?}");
+    assert_eq!(status.learned.as_ref().and_then(start), starts[0], "the model's own is the cheapest one's");
     assert_eq!(deployments(&world).await, ["qwen-large", "qwen-small"]);
     let mut reserved = world.reserved_gib().await;
     reserved.sort();

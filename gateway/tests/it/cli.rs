@@ -191,7 +191,7 @@ async fn without_a_configuration_nothing_is_served_and_the_help_says_what_to_do_
 async fn without_a_gateway_the_commands_say_so() {
     let nobody = ReservedPort::bind();
     let address = nobody.address().to_string();
-    for args in [&["ps"][..], &["explain", "m"], &["events"], &["logs", "m"]] {
+    for args in [&["ps"][..], &["explain", "m"], &["events"], &["logs", "m"], &["warmups"]] {
         let args = [args, &["--admin", &address]].concat();
         let output = rouse(&args).await;
         assert_eq!(output.status.code(), Some(69), "{args:?}");

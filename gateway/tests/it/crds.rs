@@ -9,8 +9,9 @@ use std::{
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
+use rouse::units::Millis;
 use rouse_controllers::{
-    convert::{ConversionPolicy, convert},
+    convert::{ConversionPolicy, convert, warmup},
     crd,
     event_content::EventReason,
 };
@@ -78,7 +79,7 @@ fn printed() -> Vec<CustomResourceDefinition> {
 #[test]
 fn the_command_prints_one_document_for_each_kind() {
     let (ours, others) = (crd::documents().unwrap(), crd::fma::documents().unwrap());
-    assert_eq!((ours.len(), others.len()), (4, 3));
+    assert_eq!((ours.len(), others.len()), (5, 3));
     for (flags, documents) in [(&["crds"][..], ours.clone()), (&["crds", "--fma"], [ours, others].concat())] {
         let output = Command::new(env!("CARGO_BIN_EXE_rouse-gateway")).args(flags).output().unwrap();
         assert!(output.status.success());
@@ -208,6 +209,7 @@ fn names_and_columns_are_those_that_people_type_and_look_for() {
             "AcceleratorPool apool Cluster: Ready, Nodes, Accelerators, Total, Allocated, Available, Age",
             "AcceleratorNode anode Cluster: Pool, Type, Accelerators, Healthy, Total, Reserved, Age",
             "GatewayReplica gwr Namespaced: Address, Waiting, In Flight, Age",
+            "Warmup warm Namespaced: Phase, Desired, Active, Succeeded, Failed, Age",
         ]
     );
 }
@@ -295,7 +297,8 @@ fn kind(schema: &JSONSchemaProps) -> String {
 
 #[test]
 fn objects_that_the_page_shows_are_good_ones() {
-    let pages = ["docs/kubernetes.md", "docs/saturation.md"].map(|page| read(&root().join(page)));
+    let pages = ["docs/kubernetes.md", "docs/saturation.md", "docs/warmup.md"];
+    let pages = pages.map(|page| read(&root().join(page)));
     let mut seen = BTreeSet::new();
     for page in pages {
         let blocks: Vec<&str> = page.split("```yaml object\n").skip(1).collect();
@@ -303,7 +306,8 @@ fn objects_that_the_page_shows_are_good_ones() {
         let texts = blocks.iter().flat_map(|block| block.split("```").next().unwrap().split("---\n"));
         seen.extend(texts.map(good));
     }
-    assert!(seen.contains("InferenceModel") && seen.contains("AcceleratorPool"), "{seen:?}");
+    let shown = ["InferenceModel", "AcceleratorPool", "Warmup"];
+    assert!(shown.iter().all(|kind| seen.contains(*kind)), "{seen:?}");
 }
 
 /// Asserts that an object passes its schema and its conversion, and returns its kind.
@@ -312,9 +316,17 @@ fn good(text: &str) -> String {
     let kind = object["kind"].as_str().unwrap().to_owned();
     let definition = crd::all().into_iter().find(|crd| crd.spec.names.kind == kind).expect(&kind);
     known("", &object, schema(&definition));
-    if kind == "InferenceModel" {
-        let model = serde_json::from_value(object).unwrap();
-        convert(&model, ConversionPolicy::default()).unwrap_or_else(|refused| panic!("{refused}\n{text}"));
+    match kind.as_str() {
+        "InferenceModel" => {
+            let model = serde_json::from_value(object).unwrap();
+            convert(&model, ConversionPolicy::default())
+                .unwrap_or_else(|refused| panic!("{refused}\n{text}"));
+        }
+        "Warmup" => {
+            let written = serde_json::from_value(object).unwrap();
+            warmup::convert(&written, Millis::secs(10)).unwrap_or_else(|refused| panic!("{refused}\n{text}"));
+        }
+        _ => {}
     }
     kind
 }
@@ -338,9 +350,11 @@ fn the_page_has_every_reason_for_a_refusal() {
 
 #[test]
 fn the_pages_have_every_event() {
-    for (page, reasons) in
-        [("kubernetes.md", &EventReason::MODEL_REASONS[..]), ("dual-pods.md", &EventReason::POD_REASONS[..])]
-    {
+    for (page, reasons) in [
+        ("kubernetes.md", &EventReason::MODEL_REASONS[..]),
+        ("dual-pods.md", &EventReason::POD_REASONS[..]),
+        ("warmup.md", &EventReason::WARMUP_REASONS[..]),
+    ] {
         let page = read(&root().join("docs").join(page));
         let rows = page.lines().skip_while(|line| !line.starts_with("| Event ")).skip(2);
         let rows = rows.take_while(|line| line.starts_with('|')).map(|row| {

@@ -1,4 +1,4 @@
-//! The dashboard and the alerts in `charts/rouse`: they can be read, and ask for metrics and labels that exist.
+//! The dashboards and the alerts in `charts/rouse`: they can be read, and ask for metrics and labels that exist.
 //! `promtool` checks the alerts themselves, in the cluster's tests.
 
 use std::{
@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use crate::support::read;
 
-const DASHBOARD: &str = "charts/rouse/dashboards/saturation.json";
-const ALERTS: &str = "charts/rouse/alerts/saturation.yaml";
+/// The subjects: the name of the files and of the page, and the section of the page about metrics.
+const SUBJECTS: [(&str, &str); 2] = [("saturation", "Saturation"), ("warmup", "Warmup")];
 
 fn page(path: &str) -> String {
     read(&Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(path))
@@ -51,8 +51,10 @@ fn check(expression: &str, at: &str) {
     assert!(!metrics.is_empty(), "{at} asks for no metric of ours: {expression}");
     let mut labels = BTreeSet::new();
     for metric in metrics {
-        let own = documented.get(metric).unwrap_or_else(|| panic!("{at}: there is no metric {metric}"));
+        let family = metric.strip_suffix("_bucket").unwrap_or(metric);
+        let own = documented.get(family).unwrap_or_else(|| panic!("{at}: there is no metric {family}"));
         labels.extend(own.iter().map(String::as_str));
+        labels.extend((family != metric).then_some("le"));
     }
     for label in grouped_by(expression) {
         assert!(labels.contains(label), "{at}: no metric in it has the label {label}: {expression}");
@@ -64,52 +66,62 @@ fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
 }
 
 #[test]
-fn the_dashboard_asks_for_metrics_that_exist_and_shows_every_gauge_of_saturation() {
-    let dashboard: Value = serde_json::from_str(&page(DASHBOARD)).unwrap();
-    let panels = dashboard["panels"].as_array().unwrap();
-    let (mut ids, mut shown) = (BTreeSet::new(), BTreeSet::new());
-    for panel in panels {
-        let title = text(panel, "/title");
-        assert!(ids.insert(panel["id"].as_u64().unwrap()), "{title}: another panel has its id");
-        assert!(!text(panel, "/description").is_empty(), "{title}");
-        for target in panel["targets"].as_array().unwrap() {
-            let expression = text(target, "/expr");
-            check(expression, title);
-            shown.extend(metrics(expression).into_iter().map(str::to_owned));
+fn each_dashboard_asks_for_metrics_that_exist_and_shows_every_gauge_of_its_subject() {
+    let metrics_page = page("docs/metrics.md");
+    let mut uids = BTreeSet::new();
+    for (subject, section) in SUBJECTS {
+        let dashboard: Value =
+            serde_json::from_str(&page(&format!("charts/rouse/dashboards/{subject}.json"))).unwrap();
+        assert!(uids.insert(text(&dashboard, "/uid").to_owned()), "{subject}");
+        let panels = dashboard["panels"].as_array().unwrap();
+        let (mut ids, mut shown) = (BTreeSet::new(), BTreeSet::new());
+        for panel in panels {
+            let title = text(panel, "/title");
+            assert!(ids.insert(panel["id"].as_u64().unwrap()), "{title}: another panel has its id");
+            assert!(!text(panel, "/description").is_empty(), "{title}");
+            for target in panel["targets"].as_array().unwrap() {
+                let expression = text(target, "/expr");
+                check(expression, title);
+                let families = metrics(expression).into_iter();
+                shown.extend(families.map(|name| name.strip_suffix("_bucket").unwrap_or(name).to_owned()));
+            }
         }
-    }
-    for variable in dashboard["templating"]["list"].as_array().unwrap() {
-        if variable["type"] == "query" {
-            check(text(variable, "/query/query"), text(variable, "/name"));
+        for variable in dashboard["templating"]["list"].as_array().unwrap() {
+            if variable["type"] == "query" {
+                check(text(variable, "/query/query"), text(variable, "/name"));
+            }
         }
+        let section = metrics_page.split_once(&format!("\n## {section}\n")).unwrap().1;
+        let section = section.split("\n## ").next().unwrap();
+        let listed = section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+        // A ratio follows from two others, and the public names repeat ours.
+        let expected: BTreeSet<&str> =
+            listed.filter(|name| !name.starts_with("wva_") && *name != "rouse_desired_ratio").collect();
+        let missing: Vec<&str> = expected.into_iter().filter(|name| !shown.contains(*name)).collect();
+        assert_eq!(missing, [""; 0], "{subject}");
     }
-    let saturation = page("docs/metrics.md");
-    let saturation = saturation.split_once("\n## Saturation\n").unwrap().1.split("\n## ").next().unwrap();
-    let listed = saturation.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
-    // A ratio follows from two others, and the public names repeat ours.
-    let expected: BTreeSet<&str> =
-        listed.filter(|name| !name.starts_with("wva_") && *name != "rouse_desired_ratio").collect();
-    let missing: Vec<&str> = expected.into_iter().filter(|name| !shown.contains(*name)).collect();
-    assert_eq!(missing, [""; 0]);
 }
 
 #[test]
 fn each_alert_asks_for_metrics_that_exist_and_says_what_is_wrong() {
-    let rules: Value = serde_saphyr::from_str(&page(ALERTS)).unwrap();
-    let groups = rules["groups"].as_array().unwrap().iter();
-    let rules: Vec<&Value> = groups.flat_map(|group| group["rules"].as_array().unwrap()).collect();
-    assert!(rules.len() >= 4, "{rules:?}");
-    let shown = page("docs/saturation.md");
-    for rule in rules {
-        let name = text(rule, "/alert");
-        check(text(rule, "/expr"), name);
-        for field in ["/for", "/labels/severity", "/annotations/summary", "/annotations/description"] {
-            assert!(!text(rule, field).is_empty(), "{name}: {field}");
+    for (subject, _) in SUBJECTS {
+        let rules: Value =
+            serde_saphyr::from_str(&page(&format!("charts/rouse/alerts/{subject}.yaml"))).unwrap();
+        let groups = rules["groups"].as_array().unwrap().iter();
+        let rules: Vec<&Value> = groups.flat_map(|group| group["rules"].as_array().unwrap()).collect();
+        assert!(rules.len() >= 3, "{rules:?}");
+        let shown = page(&format!("docs/{subject}.md"));
+        for rule in rules {
+            let name = text(rule, "/alert");
+            check(text(rule, "/expr"), name);
+            for field in ["/for", "/labels/severity", "/annotations/summary", "/annotations/description"] {
+                assert!(!text(rule, field).is_empty(), "{name}: {field}");
+            }
+            assert!(
+                shown.contains(&format!("| {name} |")),
+                "docs/{subject}.md does not say what to do about {name}"
+            );
         }
-        assert!(
-            shown.contains(&format!("| {name} |")),
-            "docs/saturation.md does not say what to do about {name}"
-        );
     }
 }
 

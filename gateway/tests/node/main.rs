@@ -9,6 +9,7 @@ mod ends;
 mod external;
 mod failures;
 mod flow;
+mod images;
 #[path = "../cluster/installation.rs"]
 #[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
 mod installation;
@@ -28,5 +29,9 @@ mod summary;
 #[path = "../cluster/support.rs"]
 #[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
 mod support;
+mod warmup;
+#[path = "../cluster/warmup/objects.rs"]
+#[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
+mod warmup_objects;
 
 use rouse_testing::raw_client as client;

@@ -19,6 +19,7 @@ use crate::{
     pages,
     site::GatewayNamespace,
     support::cluster,
+    warmup_objects::SETTINGS,
 };
 
 /// The number of accelerators that the node reports.
@@ -64,7 +65,7 @@ pub(crate) async fn start<'a>(cluster: &'a TestCluster, dual: &str) -> NodeInsta
     let selector = json!({"inference-pool": namespace});
     let pool = json!({"nodeSelector": selector, "sleepingMemory": "8Gi", "hostSleepMemory": "256Gi"});
     world.pool(&namespace, pool).await;
-    let settings = format!(", anyBackend: true, dualPods: {{{dual}}}");
+    let settings = format!("{SETTINGS}, anyBackend: true, dualPods: {{{dual}}}");
     let gateway = world.gateway_in("gateway-0", &settings, &[world.site.cluster.mark()]);
     NodeInstallation { installation: world, gateway }
 }

@@ -242,3 +242,33 @@ async fn a_probe_fails_by_a_5xx_a_silent_engine_or_none() {
     drop(silent);
     assert_eq!(at(address).probe(WITHIN).await, CanaryVerdict::Failed(FailureCause::Unreachable));
 }
+
+#[tokio::test]
+async fn an_engine_without_metrics_differs_from_one_whose_answer_fails() {
+    let load = EngineLoad { waiting: Some(3.0), ..EngineLoad::default() };
+    for (answer, expected) in [
+        ("vllm:num_requests_waiting 3\n", LoadAnswer::Known(load)),
+        ("process_cpu_seconds_total 7\n", LoadAnswer::NoMetrics),
+        ("<html></html>", LoadAnswer::NoMetrics),
+        ("404", LoadAnswer::NoMetrics),
+        ("501", LoadAnswer::NoMetrics),
+        ("vllm:num_requests_waiting NaN\n", LoadAnswer::Failed),
+        ("429", LoadAnswer::Failed),
+        ("503", LoadAnswer::Failed),
+    ] {
+        let engine = FakeEngine::new(&[("GET /metrics", answer)]).await;
+        assert_eq!(engine.vllm().load_answer(WITHIN).await, expected, "{answer}");
+        assert_eq!(engine.vllm().load(WITHIN).await, expected.load(), "{answer}");
+    }
+    let nobody = Adapter::new(
+        EngineProfile {
+            kind: EngineKind::Vllm,
+            sleep: SleepApi::None,
+            served_name: "m".to_owned(),
+            task: ProbeTask::None,
+            api_key: None,
+        },
+        ([127, 0, 0, 1], 1).into(),
+    );
+    assert_eq!(nobody.load_answer(WITHIN).await, LoadAnswer::Failed);
+}

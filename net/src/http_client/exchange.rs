@@ -181,9 +181,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_has_its_headers_and_the_length_of_its_body() {
-        let (heard_tx, heard) = std::sync::mpsc::channel();
+        let (heard_tx, heard) = std::sync::mpsc::sync_channel(3);
         let address = scripted(move |mut stream, request| {
-            heard_tx.send(request.to_owned()).unwrap();
+            heard_tx.send(request).unwrap();
             stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
         });
         let client = HttpClient::new(address, Some("secret".to_owned()));

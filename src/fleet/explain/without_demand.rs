@@ -15,9 +15,6 @@ use crate::{
     model::{ModelName, ModelSpec},
 };
 
-/// Saturated engines that a reason names.
-const MAX_LISTED_ENGINES: usize = 3;
-
 impl Planner {
     /// Reason of a model without waiters: its state, and what happens next.
     pub(in crate::fleet) fn explain_without_demand(&self, model: &ModelName) -> ModelReason {
@@ -96,31 +93,12 @@ impl Planner {
 
     /// Why no serving engine of this model takes a request: `at maxConcurrency`, or the load of saturated engines.
     pub(in crate::fleet) fn full_text(&self, model: &ModelName) -> String {
-        self.saturation_text(model).unwrap_or_else(|| "at maxConcurrency".to_owned())
-    }
-
-    /// The load of saturated engines, if they are why no engine of this model takes a request.
-    pub(in crate::fleet) fn saturation_text(&self, model: &ModelName) -> Option<String> {
-        let limit = self.spec(model).and_then(|s| s.max_concurrency).unwrap_or(u32::MAX);
-        let mut loads = Vec::new();
-        let mut more = 0;
-        for e in self.engines_of(model).filter(|e| e.serves()) {
-            if !self.is_full(e, limit) {
-                return None;
-            }
-            // Without a limit of its own, the engine is at `maxConcurrency`.
-            match e.saturation_at(self.last_planned).filter(|load| load.leases.is_some()) {
-                Some(load) if loads.len() < MAX_LISTED_ENGINES => loads.push(format!("{} ({load})", e.id)),
-                Some(_) => more += 1,
-                None => {}
-            }
-        }
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        (!loads.is_empty()).then(|| format!("saturated: {}{more}", loads.join(", ")))
+        let saturated = self.saturated_engines(model);
+        saturated.map_or_else(|| "at maxConcurrency".to_owned(), |engines| engines.to_string())
     }
 
     /// Whether the engine has as many leases as it may have. `max_concurrency`: the configured number.
-    fn is_full(&self, e: &Engine, max_concurrency: u32) -> bool {
+    pub(super) fn is_full(&self, e: &Engine, max_concurrency: u32) -> bool {
         e.leases >= e.max_leases(max_concurrency, self.last_planned)
     }
 

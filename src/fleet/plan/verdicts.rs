@@ -8,7 +8,7 @@ use crate::{
     fault::{FailureCause, Fault, WaitDetails, WaitLimit},
     fleet::{
         event::Waiter,
-        explain::ModelReason,
+        explain::{ModelReason, SaturatedEngines},
         plan::{ModelRecord, PlanBuilder},
     },
     model::ModelName,
@@ -19,8 +19,8 @@ use crate::{
 pub struct WaiterVerdicts {
     reasons: Arc<BTreeMap<ModelName, ModelReason>>,
     models: Arc<BTreeMap<ModelName, ModelRecord>>,
-    /// Requested models whose engines all have as many requests as their saturation allows, with the reason.
-    saturated: BTreeMap<ModelName, String>,
+    /// Requested models whose engines all have as many requests as their saturation allows, before this turn's grants.
+    saturated: BTreeMap<ModelName, SaturatedEngines>,
     max_wait: Millis,
     can_explain: bool,
     shutdown: bool,
@@ -31,7 +31,7 @@ impl PlanBuilder<'_> {
     pub(in crate::fleet) fn verdicts(&self) -> WaiterVerdicts {
         let requested = self.demand.keys();
         let saturated =
-            requested.filter_map(|model| Some((model.clone(), self.planner.saturation_text(model)?)));
+            requested.filter_map(|model| Some((model.clone(), self.planner.saturated_engines(model)?)));
         WaiterVerdicts {
             reasons: Arc::clone(&self.reasons),
             models: Arc::clone(&self.planner.models),
@@ -48,7 +48,7 @@ impl WaiterVerdicts {
     /// Wait details of a model, without each waiter's own values.
     pub(in crate::fleet) fn wait_details(&self, model: &ModelName) -> WaitDetails {
         let full = || match self.saturated.get(model) {
-            Some(saturated) => ModelReason::saturated(saturated),
+            Some(engines) => ModelReason::saturated(engines),
             None => ModelReason::at_capacity(),
         };
         self.reasons.get(model).map_or_else(|| full().wait_details(self.now), |r| r.wait_details(self.now))
@@ -95,5 +95,98 @@ impl WaiterVerdicts {
             }
             None => Fault::QueueFull { message: format!("'{model}' is at its maxConcurrency"), wait },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        engine::{
+            saturation_limit::{MAX_LIMIT_AGE, SaturationLimit},
+            turn_clients::TurnClients,
+        },
+        fleet::{
+            Fleet,
+            event::{AdoptedEngine, Event, WaiterId},
+        },
+        model::{Accelerator, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelSpec},
+        sim::simulated_model,
+        units::{Bytes, Generation},
+    };
+
+    const NOW: Tick = Tick(1_000_000);
+    const GENERATION: Generation = Generation(1);
+
+    /// A fleet with one engine, which has the only request that its saturation allows, and one waiter.
+    fn saturated_fleet() -> Fleet {
+        let memory = EngineMemory { awake: Bytes::gib(1), asleep: Bytes::mib(256), host: Bytes::gib(1) };
+        let gpu = Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: false, units: None };
+        let settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
+        let models = vec![ModelSpec { explicit_memory: true, ..simulated_model("m", memory) }];
+        let configuration = Box::new(FleetConfig { settings, accelerators: vec![gpu], models });
+        let found = AdoptedEngine {
+            address: ([127, 0, 0, 1], 1).into(),
+            accelerators: vec!["gpu-0".into()],
+            asleep: None,
+            ready: true,
+            fingerprint: 1,
+            last_lease_end: Tick(0),
+            started: NOW,
+        };
+        let engine = || EngineId::new("m".into(), 0);
+        let until = NOW + MAX_LIMIT_AGE;
+        let limit = SaturationLimit { leases: Some(1), until, kv_percent: Some(91), waiting: Some(12) };
+        let waiter = Waiter {
+            id: WaiterId(1),
+            model: "m".into(),
+            band: 0,
+            key: String::new(),
+            client: 0,
+            arrived: NOW,
+            deadline: NOW + Millis::secs(60),
+            stream: true,
+            required_engine: None,
+        };
+        let mut fleet = Fleet::new();
+        for event in [
+            Event::Configured { configuration },
+            Event::Adopted { engine: engine(), generation: GENERATION, found },
+            Event::AdoptionDone,
+        ] {
+            fleet.on(&event, NOW);
+        }
+        let plan = fleet.plan(NOW);
+        fleet.issued(&plan.commands, NOW);
+        for event in [
+            Event::GateSampled {
+                engine: engine(),
+                generation: GENERATION,
+                leases: 1,
+                last_lease_end: Tick(0),
+                last_byte: Tick(0),
+                clients: TurnClients::default(),
+                idle_gap: None,
+            },
+            Event::SaturationChanged { engine: engine(), generation: GENERATION, limit: Some(limit) },
+            Event::Arrived { waiter },
+        ] {
+            fleet.on(&event, NOW);
+        }
+        fleet
+    }
+
+    #[test]
+    fn verdicts_keep_the_saturated_engines_and_make_their_text_for_the_waiter_that_gets_it() {
+        let fleet = saturated_fleet();
+        let (model, demand) = (ModelName::from("m"), fleet.dispatch.demand());
+        let builder = PlanBuilder::new(fleet.planner.clone(), &demand, fleet.dispatch.clients(), NOW);
+        let verdicts = builder.verdicts();
+        let kept: Option<&SaturatedEngines> = verdicts.saturated.get(&model);
+        assert!(kept.is_some() && kept == builder.planner.saturated_engines(&model).as_ref());
+        assert_eq!(
+            verdicts.wait_details(&model).waited_for,
+            "every awake engine is saturated: m#0 (KV cache 91 % used, 12 requests in its queue)"
+        );
     }
 }

@@ -4,6 +4,11 @@
 //! the kind of the metric. The HPA has a Pods metric, so it knows which replicas do not report yet, and assumes for
 //! each step what makes it smaller. KEDA feeds its HPA an External metric, one sum for all replicas, and itself
 //! switches between no replica and one.
+//!
+//! A variant is a Deployment, so it has an HPA or a ScaledObject of its own. A ScaledObject that sees only the queues
+//! of its own variant would start none at zero, however long the queues of the others are. So its query is the sum over
+//! the model, times the variant's part of the replicas that the model may have: together the ScaledObjects ask for as
+//! many replicas as one would, and all variants reach their bounds with the same queue.
 
 use std::collections::VecDeque;
 
@@ -23,9 +28,9 @@ const SCALE_UP_PODS: u32 = 4;
 /// How the autoscaler gets the number of waiting requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QueueMetric {
-    /// One value of each Pod, as an HPA reads it.
+    /// One value of each Pod of the variant, as an HPA reads it.
     Pods,
-    /// One sum, as KEDA gives it to its HPA.
+    /// The variant's part of the model's sum, as KEDA gives it to its HPA.
     External,
 }
 
@@ -33,6 +38,15 @@ pub(super) enum QueueMetric {
 pub(super) struct HpaScaler {
     metric: QueueMetric,
     loops: Vec<HpaLoop>,
+}
+
+/// What the autoscaler of one variant reads.
+struct QueueReading<'a> {
+    seen: &'a VariantObservation<'a>,
+    /// Value of the metric: waiting requests.
+    waiting: f64,
+    /// Requests that wait for a first replica of the model.
+    parked: u32,
 }
 
 #[derive(Default)]
@@ -56,33 +70,37 @@ impl ScalingPolicy for HpaScaler {
         let metric = self.metric;
         self.loops.resize_with(observed.variants.len(), HpaLoop::default);
         let variants = self.loops.iter_mut().zip(&observed.variants);
-        variants.map(|(own, seen)| own.decide(metric, seen, observed.parked, now)).collect()
+        let decide = |(own, seen): (&mut HpaLoop, &VariantObservation<'_>)| {
+            let waiting = metric.waiting(seen, observed);
+            own.decide(metric, &QueueReading { seen, waiting, parked: observed.parked }, now)
+        };
+        variants.map(decide).collect()
     }
 }
 
 impl HpaLoop {
-    fn decide(&mut self, metric: QueueMetric, seen: &VariantObservation<'_>, parked: u32, now: Tick) -> u32 {
-        let variant = seen.variant;
+    fn decide(&mut self, metric: QueueMetric, reading: &QueueReading<'_>, now: Tick) -> u32 {
+        let variant = reading.seen.variant;
         if metric == QueueMetric::External
             && variant.min == 0
-            && let Some(switched) = self.switch(seen, parked, now)
+            && let Some(switched) = self.switch(reading, now)
         {
             return switched;
         }
         // An HPA has no zero.
         let floor = variant.min.max(1);
-        let wanted = metric.recommend(seen).clamp(floor, variant.max.max(floor));
-        self.stabilize(wanted, seen.current, now)
+        let wanted = metric.recommend(reading).clamp(floor, variant.max.max(floor));
+        self.stabilize(wanted, reading.seen.current, now)
     }
 
     /// KEDA's part: to one replica when a request waits, to none when none has waited for the cooldown.
-    fn switch(&mut self, seen: &VariantObservation<'_>, parked: u32, now: Tick) -> Option<u32> {
-        let is_active = parked > 0 || seen.waiting() > 0.0;
+    fn switch(&mut self, reading: &QueueReading<'_>, now: Tick) -> Option<u32> {
+        let is_active = reading.parked > 0 || reading.waiting > 0.0;
         let active_at = *self.active_at.get_or_insert(now);
         if is_active {
             self.active_at = Some(now);
         }
-        match (seen.current, is_active) {
+        match (reading.seen.current, is_active) {
             (0, _) => Some(u32::from(is_active)),
             (_, false) if now.since(active_at) >= IDLE_BEFORE_ZERO => Some(0),
             _ => None,
@@ -118,8 +136,21 @@ fn forget(entries: &mut VecDeque<(Tick, u32)>, now: Tick, span: Millis) {
 }
 
 impl QueueMetric {
-    fn recommend(self, seen: &VariantObservation<'_>) -> u32 {
-        let (current, serving, waiting) = (seen.current, seen.serving.len() as u32, seen.waiting());
+    /// The value that the autoscaler of this variant reads.
+    fn waiting(self, seen: &VariantObservation<'_>, observed: &ModelObservation<'_>) -> f64 {
+        match self {
+            Self::Pods => seen.waiting(),
+            Self::External => {
+                let waiting: f64 = observed.variants.iter().map(|each| each.waiting()).sum();
+                let most: f64 = observed.variants.iter().map(|each| f64::from(each.variant.max)).sum();
+                waiting * f64::from(seen.variant.max) / most
+            }
+        }
+    }
+
+    fn recommend(self, reading: &QueueReading<'_>) -> u32 {
+        let QueueReading { seen, waiting, .. } = *reading;
+        let (current, serving) = (seen.current, seen.serving.len() as u32);
         match self {
             Self::External if current == 0 => 0,
             Self::External if is_tolerated(waiting / TARGET_WAITING / f64::from(current)) => current,
@@ -212,6 +243,31 @@ mod tests {
         };
         assert_eq!(after_five_minutes(QueueMetric::Pods), 4);
         assert_eq!(after_five_minutes(QueueMetric::External), 1);
+    }
+
+    #[test]
+    fn keda_sees_the_queues_of_the_model_and_an_hpa_those_of_its_variant() {
+        let [small, large] = [("small", 1, 2), ("large", 0, 8)].map(|(name, min, max)| SimulatedVariant {
+            name: name.into(),
+            min,
+            max,
+            ..SimulatedVariant::default()
+        });
+        let replica = |waiting| ReplicaObservation { number: 0, waiting, peak: LoadReading::default() };
+        let decide = |scaler: &mut HpaScaler, replicas: u32, waiting: u32, seconds: u64| {
+            let serving = (0..replicas).map(|_| replica(0)).collect();
+            let variants = vec![
+                VariantObservation { variant: &small, current: 1, serving: vec![replica(waiting)] },
+                VariantObservation { variant: &large, current: replicas, serving },
+            ];
+            let observed = ModelObservation { variants, parked: 0, idle_for: Millis::ZERO };
+            scaler.decide(&observed, Tick(seconds * 1000))
+        };
+        let mut keda = HpaScaler::new(QueueMetric::External);
+        assert_eq!(decide(&mut keda, 0, 1, 0), [1, 1], "a request waits, if not for the large variant");
+        assert_eq!(decide(&mut keda, 1, 25, 15), [1, 4], "five replicas, and the large variant has most");
+        assert_eq!(decide(&mut keda, 4, 50, 30), [2, 8], "both reach their bounds with the same queue");
+        assert_eq!(decide(&mut HpaScaler::new(QueueMetric::Pods), 0, 25, 0), [2, 1], "an HPA has no zero");
     }
 
     #[test]

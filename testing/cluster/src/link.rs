@@ -1,4 +1,5 @@
-//! A link to the API server that can fail. It carries one client's connections; other clients are unaffected.
+//! A link to the API server, or to another server, that can fail. It carries one client's connections; other clients
+//! are unaffected.
 
 use std::{
     io,
@@ -40,13 +41,13 @@ pub struct LinkTraffic {
     pub accepted: usize,
     /// Pieces waiting now because the link is held.
     pub held: usize,
-    /// Pieces delivered to the API server.
+    /// Pieces delivered to the server.
     pub to_server: usize,
     /// Pieces delivered to the client.
     pub to_client: usize,
 }
 
-/// A link to the API server. Cut on drop.
+/// A link to a server. Cut on drop.
 pub struct Link {
     inner: Arc<ClusterInner>,
     address: SocketAddr,
@@ -56,16 +57,25 @@ pub struct Link {
 }
 
 impl Link {
-    /// Opens a link that listens at this address of this machine.
+    /// Opens a link to the API server that listens at this address of this machine.
     pub(crate) async fn open(inner: Arc<ClusterInner>, listen_ip: Ipv4Addr) -> Result<Self> {
         let api_server = inner.api_server;
+        Self::open_to(inner, listen_ip, api_server).await
+    }
+
+    /// Opens a link to this server that listens at this address of this machine.
+    pub(crate) async fn open_to(
+        inner: Arc<ClusterInner>,
+        listen_ip: Ipv4Addr,
+        server_address: SocketAddr,
+    ) -> Result<Self> {
         let (mode, mode_rx) = watch::channel(LinkMode::Pass);
         let traffic = Arc::new(watch::Sender::new(LinkTraffic::default()));
         let count = Arc::clone(&traffic);
         let opened = inner.on_cluster_runtime(async move {
             let listener = TcpListener::bind((listen_ip, 0)).await?;
             let address = listener.local_addr()?;
-            io::Result::Ok((address, tokio::spawn(accept(listener, api_server, mode_rx, count))))
+            io::Result::Ok((address, tokio::spawn(accept(listener, server_address, mode_rx, count))))
         });
         let (address, task) = opened.await?;
         Ok(Self { inner, address, mode, traffic, task })

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! Tests reach Pods at their addresses, and Pods reach listeners on this machine at [`KubeletNode::host_address`].
-//! Images are archives of our programs that `images/build` makes; nothing is pulled. Accelerators are only a number in
+//! Images are archives of our programs that `images/build` makes; nothing is pulled but from a test's own registry
+//! ([`KubeletNode::start_registry`]). Accelerators are only a number in
 //! the node's status: the scheduler counts them, and a Pod's own spec must say which ones it has.
 //!
 //! A cluster has either one node or Pod runners, because the node's scheduler would also bind Pods to the runners'
@@ -38,10 +39,12 @@ use crate::{ClusterInner, Link, TestCluster, server::ServerProcess, wait};
 mod cgroup;
 mod kubelet;
 mod machine;
+mod registry;
 mod requirements;
 mod runtime;
 mod scheduler;
 
+pub use self::registry::NodeRegistry;
 use self::{cgroup::PodsCgroup, machine::NodeMachine};
 
 /// Returns the image name of one of our programs.
@@ -169,6 +172,20 @@ impl KubeletNode {
     /// Where the node's Pods reach the API server; its certificate covers this address.
     pub fn api_server(&self) -> SocketAddr {
         self.link.address()
+    }
+
+    /// Starts a registry for the node's Pods. `users` are lines of an `htpasswd` file with bcrypt hashes; without users,
+    /// everybody may pull and push. The name is unique in the cluster.
+    ///
+    /// # Errors
+    /// The program is missing or does not start; the error holds the end of its log.
+    pub async fn start_registry(&self, name: &'static str, users: &str) -> Result<NodeRegistry> {
+        let (inner, users) = (Arc::clone(&self.inner), users.to_owned());
+        let started = async move {
+            let folder = inner.resources.state().join("node");
+            NodeRegistry::start(&inner, &folder, name, &users).await
+        };
+        self.inner.on_cluster_runtime(started).await
     }
 
     /// Runs a bash script on the node, as root. The first command that fails ends it.

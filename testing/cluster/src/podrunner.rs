@@ -58,6 +58,7 @@ pub struct PodRunnerBuilder<'a> {
     nodes: Vec<NodeSpec>,
     images: BTreeMap<String, PodImage>,
     restart_backoff: RestartBackoff,
+    played_label: Option<String>,
 }
 
 /// A Pod runner. Dropping it ends the processes of all its Pods at once, whatever becomes of their objects.
@@ -95,6 +96,13 @@ impl<'a> PodRunnerBuilder<'a> {
         self
     }
 
+    /// Binds Pods with this label, and leaves their statuses and their end to the test.
+    #[must_use]
+    pub fn played(mut self, label: &str) -> Self {
+        self.played_label = Some(label.to_owned());
+        self
+    }
+
     /// Registers the nodes and starts the runner.
     ///
     /// # Errors
@@ -105,9 +113,10 @@ impl<'a> PodRunnerBuilder<'a> {
         let name = format!("{}-{}", first.name(), inner.next_number()?);
         let namespaces = self.namespaces.iter().map(|namespace| namespace.name().to_owned()).collect();
         let (nodes, images, pauses) = (self.nodes, self.images, self.restart_backoff);
+        let played = self.played_label;
         let home = Arc::clone(&inner);
         let started = async move {
-            let shared = Arc::new(RunnerContext::new(inner, name, namespaces, images, pauses).await?);
+            let shared = Arc::new(RunnerContext::new(inner, name, namespaces, images, pauses, played).await?);
             let (orders, received) = mpsc::channel(COMMAND_QUEUE_LENGTH);
             let task = tokio::spawn(run_loop::run(Arc::clone(&shared), received));
             anyhow::Ok(PodRunner { context: shared, command_tx: orders, task })
@@ -128,6 +137,7 @@ impl PodRunner {
             nodes: Vec::new(),
             images: BTreeMap::new(),
             restart_backoff: RestartBackoff::default(),
+            played_label: None,
         }
     }
 

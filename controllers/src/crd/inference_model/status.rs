@@ -31,7 +31,7 @@ pub struct InferenceModelStatus {
     /// Label selector of the Pods in which the engines run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
-    /// Actual and desired number of engines of each variant.
+    /// Engines of each variant: their number, and values learned from them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub variants: Vec<VariantStatus>,
@@ -55,7 +55,7 @@ pub struct InferenceModelStatus {
     /// When memory was last observed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_observation: Option<Time>,
-    /// Values learned from the engines, kept across restarts.
+    /// Values learned from the engines, kept across restarts. If the model has variants: those of the cheapest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub learned: Option<LearnedStatus>,
     /// When a request for the model last ended, as far as the gateways have reported. Written rarely: up to a tenth of
@@ -75,7 +75,7 @@ pub struct InferenceModelStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// Number of engines of one variant.
+/// Engines of one variant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct VariantStatus {
@@ -99,6 +99,9 @@ pub struct VariantStatus {
     /// When this number was decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decided: Option<Time>,
+    /// Values learned from the variant's engines, if the model lists variants.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub learned: Option<LearnedStatus>,
 }
 
 /// One engine.

@@ -72,6 +72,10 @@ fn what_changes_nothing_costs_nothing() {
     pool.status = Some(AcceleratorPoolStatus { count: 3, ..AcceleratorPoolStatus::default() });
     index.apply(pool);
     index.apply(node(&name("node", 7), &name("pool", 7), json!("8")));
+    let labels = json!({
+        "inference-pool": name("pool", 7), "nvidia.com/gpu.memory": "81920", "warm.rouse.dev/0123456789abcdef": "rouse",
+    });
+    index.apply(labelled(&name("node", 7), labels, json!("8")));
     index.delete(&ObjectKey::Model(object("never-there")));
     assert!(Arc::ptr_eq(&before, &index.resolved()));
     assert_eq!(index.conversions(), MODELS as u64);

@@ -105,10 +105,10 @@ impl EngineManager {
     }
 
     async fn send_learned(&self, published_model: &PublishedModel) {
-        if let Some(learned) = published_model.learned {
-            let model = published_model.model.clone();
-            // The status has those of the cheapest variant.
-            let variant = self.shared.placements().cheapest_variant(&model).cloned().unwrap_or_default();
+        let model = &published_model.model;
+        let cheapest = self.shared.placements().cheapest_variant(model).cloned().unwrap_or_default();
+        for (variant, learned) in published_model.measurements(cheapest) {
+            let model = model.clone();
             self.shared.common.send_event(Event::MeasurementsRestored { model, variant, learned }).await;
         }
     }
@@ -175,6 +175,7 @@ mod tests {
             engines: vec![engine(0, 7, EngineState::Awake), engine(1, 8, EngineState::Waking), large],
             last_request: Tick(0),
             learned: None,
+            learned_of_variants: BTreeMap::new(),
         }));
         let owner = |model: &ObjectName, variant: &str, replica| {
             let (model, variant) = (model.clone(), variant.into());
@@ -202,8 +203,14 @@ mod tests {
                 let model = ModelName::from(format!("m{model}"));
                 let last_request = Tick(number);
                 let before = index.get(&object).cloned();
-                let status =
-                    PublishedModel { object, model, engines: Vec::new(), last_request, learned: None };
+                let status = PublishedModel {
+                    object,
+                    model,
+                    engines: Vec::new(),
+                    last_request,
+                    learned: None,
+                    learned_of_variants: BTreeMap::new(),
+                };
                 let status = Arc::new(if exists { status } else { status.after_deletion() });
                 let kept = exists.then(|| Arc::clone(&status));
                 let object = status.object.clone();

@@ -73,8 +73,8 @@ fn an_explanation_says_how_many_engines_a_variant_should_have_and_why() {
     )
     .unwrap();
     let text = render_explanation(&explanation, false);
-    let expected =
-        "  awake; in use\n  has 1 of 2 engines (the queues are too long), 1 asleep\n  l4: has 3 engines\n";
+    let expected = "  awake; in use\n  engines: 1 running or starting, 2 desired (the queues are too long), \
+                    1 asleep\n  engines of l4: 3 running or starting\n";
     assert!(text.contains(expected), "{text}");
 }
 

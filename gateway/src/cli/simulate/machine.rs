@@ -25,7 +25,7 @@ use rouse::{
 use self::access_log::AccessLogRequests;
 
 /// Flags that concern a trace alone.
-const TRACE_ARGS: [&str; 8] = [
+const TRACE_ARGS: [&str; 10] = [
     "trace",
     "svg",
     "min_replicas",
@@ -33,6 +33,8 @@ const TRACE_ARGS: [&str; 8] = [
     "profile",
     "kv_threshold",
     "queue_threshold",
+    "kv_trigger",
+    "queue_trigger",
     "variants",
 ];
 

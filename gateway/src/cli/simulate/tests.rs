@@ -50,9 +50,29 @@ fn bounds_and_thresholds_that_contradict_themselves_are_refused() {
         (["burst", "--min-replicas", "20"], "--min-replicas 20 is above --max-replicas 16"),
         (["burst", "--kv-threshold", "1.5"], "kvCacheThreshold is 1.5"),
         (["burst", "--queue-threshold", "2"], "queueSpareTrigger (3) is above queueLengthThreshold (2)"),
+        (["burst", "--kv-trigger", "0.9"], "kvSpareTrigger (0.9) is above kvCacheThreshold (0.8)"),
+        (["burst", "--queue-trigger", "7"], "queueSpareTrigger (7) is above queueLengthThreshold (5)"),
     ] {
         let error = args(&words).scenario().unwrap_err();
         assert!(error.contains(named), "{error}");
+    }
+}
+
+#[test]
+fn a_threshold_may_be_lower_with_its_trigger() {
+    let words = ["burst", "--queue-threshold", "2", "--queue-trigger", "1", "--kv-trigger", "0.3"];
+    let thresholds = args(&words).scenario().unwrap().thresholds;
+    let queue = Thresholds { queue_length: 2.0, queue_spare_trigger: 1.0, ..Thresholds::default() };
+    assert_eq!(thresholds, Thresholds { kv_spare_trigger: 0.3, ..queue });
+}
+
+#[test]
+fn the_bounds_of_the_model_are_not_beside_those_of_variants() {
+    for bound in ["--min-replicas", "--max-replicas"] {
+        let words = ["simulate", "burst", "--variant", "small:1:1:1:8", bound, "4"];
+        let error = CommandLine::try_parse_from(words).err().unwrap();
+        assert_eq!(error.kind(), clap::error::ErrorKind::ArgumentConflict, "{error}");
+        assert!(error.to_string().contains("--variant"), "{error}");
     }
 }
 

@@ -17,4 +17,4 @@ pub(super) async fn document() -> Response {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

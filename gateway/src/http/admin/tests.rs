@@ -4,7 +4,10 @@ use std::{io::Write, net::SocketAddr, sync::Arc};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::AdminSources;
+use rouse_controllers::warmup_list::WarmupSummary;
+use serde_json::json;
+
+use super::{AdminSources, WarmupSource};
 use crate::{
     http::testing::{
         InProcessGateway, MODEL, RawHttpClient, RawHttpResponse, TestCertificateAuthority, raw_request,
@@ -13,6 +16,33 @@ use crate::{
 };
 
 pub(super) async fn start(gateway: &InProcessGateway, logs: Option<std::path::PathBuf>) -> SocketAddr {
+    start_with(gateway, logs, Some(lists(Ok(vec![warmup()])))).await
+}
+
+/// A Warmup that has every field.
+fn warmup() -> WarmupSummary {
+    let node = json!({
+        "node": "n1", "item": "vllm:1", "state": "Pending", "cause": "Network", "message": "m", "attempts": 2,
+        "nextTry": "2026-11-01T00:00:00Z", "bytes": 7, "durationMillis": 9, "digest": "sha256:0",
+    });
+    let summary = json!({
+        "namespace": "chat", "name": "qwen-warmup", "target": "model qwen", "phase": "InProgress",
+        "desired": 3, "active": 1, "succeeded": 1, "failed": 0, "message": "2 nodes left",
+        "items": {"pending": 1, "pulling": 1, "present": 1, "failed": 0, "skipped": 0},
+        "nodes": [node], "moreNodes": 1,
+    });
+    serde_json::from_value(summary).unwrap()
+}
+
+fn lists(answer: Result<Vec<WarmupSummary>, String>) -> Arc<WarmupSource> {
+    Arc::new(move || Box::pin(std::future::ready(answer.clone())))
+}
+
+async fn start_with(
+    gateway: &InProcessGateway,
+    logs: Option<std::path::PathBuf>,
+    warmups: Option<Arc<WarmupSource>>,
+) -> SocketAddr {
     let parts = AdminSources {
         driver: Arc::clone(&gateway.driver) as _,
         config: Arc::clone(&gateway.config),
@@ -20,6 +50,7 @@ pub(super) async fn start(gateway: &InProcessGateway, logs: Option<std::path::Pa
         logs: Arc::new(move |_, _| logs.clone()),
         not_ready_reason: Arc::new(|| None),
         degraded_reason: Arc::new(|| None),
+        warmups,
     };
     let admin =
         AdminServer::from_listener(AdminServer::listen("127.0.0.1:0".parse().unwrap()).unwrap(), parts)
@@ -93,6 +124,24 @@ async fn what_is_read_is_what_the_driver_published() {
     }
     gateway.stage.send_replace(ShutdownStage::Draining);
     assert_eq!(ask(at, "GET /readyz", "").await.status, 503);
+}
+
+#[tokio::test]
+async fn warmups_are_listed_in_a_cluster_and_refused_with_the_reason_elsewhere() {
+    let gateway = InProcessGateway::start(|_| {});
+    let listed = ask(start(&gateway, None).await, "GET /admin/v1/warmups", "").await;
+    assert_eq!((listed.status, parsed(&listed)), (200, json!({"warmups": [warmup()]})));
+    let refuses = lists(Err("this gateway may not list Warmups".to_owned()));
+    for (source, status, code, text) in [
+        (None, 404, "no_warmups", "only in a cluster"),
+        (Some(refuses), 503, "warmups_unavailable", "may not list Warmups"),
+    ] {
+        let at = start_with(&gateway, None, source).await;
+        let answer = ask(at, "GET /admin/v1/warmups", "").await;
+        assert_eq!((answer.status, answer.error()["code"].as_str()), (status, Some(code)));
+        assert!(answer.error()["message"].as_str().unwrap().contains(text), "{}", answer.error());
+        super::openapi::tests::assert_matches_schema("GET /admin/v1/warmups", &answer);
+    }
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ use tokio::{sync::watch, time::Instant};
 
 use super::*;
 use crate::{
+    driver::GrantedLease,
     http::testing::{
         CannedEngine, InProcessGateway, MODEL, RawHttpResponse, change_model, completion_request,
         json_response, raw_request, refused_address, wait_until_no_leases,
@@ -152,12 +153,13 @@ async fn a_dying_engine_takes_only_its_own_requests_along() {
 }
 
 #[tokio::test]
-async fn a_stub_is_asked_for_the_load_now_and_then_and_its_report_stays_in_the_gateway() {
+async fn a_stub_is_asked_for_the_load_now_and_then_also_that_of_the_only_engine_and_its_report_stays_here() {
     let report = "endpoint-load-metrics: TEXT named_metrics.num_requests_waiting=4";
     let answer = format!("HTTP/1.1 200 OK\r\n{report}\r\ncontent-length: 2\r\n\r\n{{}}");
-    for stub in [true, false] {
+    for (stub, count) in [(true, 2), (false, 2), (true, 1), (false, 1)] {
         let gateway = InProcessGateway::start(|config| change_model(config, |model| model.stub = stub));
-        let (mut engines, _gates) = engines(&gateway, &[answer.clone(), answer.clone()]).await;
+        let answers: Vec<String> = (0..count).map(|_| answer.clone()).collect();
+        let (mut engines, _gates) = engines(&gateway, &answers).await;
         for session in 0..40 {
             // A client's own wish ends at the gateway.
             let headers = format!("x-session-id: {session}\r\nendpoint-load-metrics-format: JSON\r\n");
@@ -180,6 +182,26 @@ async fn a_stub_is_asked_for_the_load_now_and_then_and_its_report_stays_in_the_g
             let waiting = endpoint.activity.load().latest().and_then(|(load, _)| load.waiting);
             assert_eq!(waiting, stub.then_some(4.0));
         }
+    }
+}
+
+/// While an engine is saturated, its requests wait before they reach it.
+#[tokio::test]
+async fn a_request_that_waited_for_the_only_engine_asks_its_stub_for_the_load() {
+    for stub in [true, false] {
+        let mut gateway = InProcessGateway::start(|config| change_model(config, |model| model.stub = stub));
+        let (mut engines, gates) = engines(&gateway, &[json_response("{}")]).await;
+        let (engine, gate) = (&mut engines[0], &gates[0]);
+        assert!(gate.set_queued(true), "newcomers wait");
+        let mut client = gateway.connect().await;
+        client.send(completion_request(false)).await;
+        let parked = gateway.next_parked().await;
+        gate.set_queued(false);
+        let granted = GrantedLease { generation: Generation(1), ..gateway.grant(engine.address, gate) };
+        drop(parked.answer.send(Ok(granted)));
+        assert_eq!(client.read_response().await.status, 200);
+        let seen = engine.requests.recv().await.unwrap();
+        assert_eq!(seen.contains("endpoint-load-metrics-format: TEXT\r\n"), stub, "{seen}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! Records an exchange with an engine in its request's context.
 
-use std::rc::Rc;
+use std::{rc::Rc, sync::Arc};
 
 use http::StatusCode;
 use rouse::{
@@ -12,6 +12,7 @@ use rouse_net::{
     openai::{self, sse::ResponseFacts},
     relay::{ExchangeOutcome, RelayObserver},
 };
+use rouse_platform::EngineActivity;
 use tokio::time::Instant;
 
 use crate::{
@@ -23,6 +24,8 @@ pub(crate) struct RequestExchangeObserver {
     pub(super) worker: Rc<WorkerContext>,
     pub(super) context: Rc<RequestContext>,
     pub(super) attempt: Option<Box<EndpointAttempt>>,
+    /// Where the load report of the engine's stub goes, if the request asks for one.
+    pub(super) report_target: Option<Arc<EngineActivity>>,
     pub(super) quota_charge: Option<Rc<QuotaCharge>>,
     /// Whether the engine's head has arrived. A later failure is visible to the client; an earlier one may still be
     /// retried.
@@ -69,8 +72,8 @@ impl RelayObserver for RequestExchangeObserver {
     }
 
     fn load_report(&mut self, load: &EngineLoad) {
-        if let Some(attempted) = &self.attempt {
-            attempted.load_report(load);
+        if let Some(activity) = &self.report_target {
+            activity.record_load(load, self.worker.now());
         }
     }
 

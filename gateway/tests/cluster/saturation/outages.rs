@@ -11,8 +11,9 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use nix::sys::signal::Signal;
 use rouse_controllers::crd::InferenceModel;
-use rouse_testing::scripted_engine::scripted;
+use rouse_testing::{sample::size, scripted_engine::scripted};
 use serde_json::{Value, json};
+use tokio::time::{Duration, Instant};
 
 use super::{
     QUICK, after_readings, awake, awake_pods, condition, metric, report_load, set_faults, state, target,
@@ -22,6 +23,12 @@ use crate::{installation::Installation, prometheus::PrometheusServer};
 
 const PROMETHEUS_READ: &str = "outcome=\"done\",source=\"prometheus\"";
 const PROMETHEUS_FAILED: &str = "outcome=\"failed\",source=\"prometheus\"";
+
+/// How long Prometheus does not answer, in the soak and in the gate.
+const OUTAGE: Duration = Duration::from_secs(300);
+const SAMPLED_OUTAGE: Duration = Duration::from_secs(2);
+/// Settings of the soak: the default window, but no stabilisation, which would keep the targets by itself.
+const FULL_WINDOW: &str = ", saturation: {interval: 5s, window: 60s, stabilisation: 0s}";
 
 /// Namespace, Pod, use of the KV cache and waiting requests.
 type PodLoad = (String, String, f64, u32);
@@ -50,8 +57,8 @@ impl PrometheusApiStub {
     }
 
     fn settings(&self) -> String {
-        let quick = QUICK.replace("{interval", "{source: prometheus, interval");
-        format!(", prometheus: {{url: 'http://{}'}}{quick}", self.address)
+        let settings = size(FULL_WINDOW, QUICK).replace("{interval", "{source: prometheus, interval");
+        format!(", prometheus: {{url: 'http://{}'}}{settings}", self.address)
     }
 
     /// Sets the load of these Pods, beside that of a Pod which does not exist.
@@ -115,14 +122,20 @@ async fn an_outage_of_prometheus_lowers_no_target_and_is_a_condition() {
     assert!(settled >= 2);
 
     prometheus.fail();
+    let began = Instant::now();
     let failed = |model: &InferenceModel| metrics_available(model) == is("False", "PrometheusError");
     let model = world.until("qwen", "the outage to be seen", failed).await;
     let message = &condition(&model, "MetricsAvailable").unwrap().message;
     assert!(message.contains("no target is lowered"), "{message}");
-    after_readings(&gateway, PROMETHEUS_FAILED, 10.0).await;
-    let model = world.models().get("qwen").await.unwrap();
-    assert!(failed(&model) && target(&model, "default") >= settled, "{:?}", targets(&model));
-    assert!(world.running().await.len() >= usize::try_from(settled).unwrap());
+    loop {
+        after_readings(&gateway, PROMETHEUS_FAILED, 10.0).await;
+        let model = world.models().get("qwen").await.unwrap();
+        assert!(failed(&model) && target(&model, "default") >= settled, "{:?}", targets(&model));
+        assert!(world.running().await.len() >= usize::try_from(settled).unwrap());
+        if began.elapsed() >= size(OUTAGE, SAMPLED_OUTAGE) {
+            break;
+        }
+    }
     let own = world.name();
     let desired = format!("rouse_desired_replicas{{model=\"qwen\",namespace=\"{own}\",variant=\"default\"}}");
     assert!(metric(&gateway, &desired).is_some_and(|desired| desired >= f64::from(settled)));

@@ -97,6 +97,9 @@ fn configuration(resources: &ClusterResources, users: &ClusterUsers) -> Value {
         // The legacy port without authentication.
         "readOnlyPort": 0,
 
+        // The default is one pull after the other, however many Pods wait.
+        "serializeImagePulls": false,
+
         // Nothing here routes Services, so the kubelet needs no firewall tables.
         "makeIPTablesUtilChains": false,
         // Pods cannot reach this machine's resolvers.

@@ -18,6 +18,7 @@ const REQUIRED_PROGRAMS: &[(&str, &str)] = &[
     ("ctr", "containerd"),
     ("containerd-shim-runc-v2", "containerd"),
     ("runc", "runc"),
+    ("docker-registry", "docker-registry"),
     ("ip", "iproute2"),
     ("mount", "mount"),
     ("nsenter", "util-linux"),

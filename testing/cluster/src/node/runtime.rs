@@ -7,7 +7,7 @@ use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, statfs};
 use serde_json::json;
 use tokio::process::Command;
 
-use super::{machine::NodeMachine, requirements};
+use super::{machine::NodeMachine, registry::HOSTS_FOLDER, requirements};
 use crate::{
     resources::{ClusterResources, PART_MARK_ENV},
     server::ServerProcess,
@@ -102,12 +102,16 @@ runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
 SystemdCgroup = false
 
+[plugins."io.containerd.grpc.v1.cri".registry]
+config_path = "{hosts}"
+
 [plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = "{plugins}"
 conf_dir = "{net}"
 "#,
         pause = image_name(PAUSE_PROGRAM),
         plugins = plugins.display(),
+        hosts = folder.join(HOSTS_FOLDER).display(),
         net = net.display(),
     ))
 }

@@ -31,6 +31,8 @@ pub(super) struct RunnerContext {
     pub(super) images: Mutex<BTreeMap<String, PodImage>>,
     pub(super) nodes: Mutex<BTreeMap<String, Arc<RunningNode>>>,
     pub(super) restart_backoff: RestartBackoff,
+    /// Label of the Pods whose statuses the test writes.
+    played_label: Option<String>,
     recorder: Recorder,
     /// Events already emitted. A kubelet counts repetitions; here they would only be noise.
     complaints: Mutex<HashSet<(String, String)>>,
@@ -44,6 +46,7 @@ impl RunnerContext {
         namespaces: Vec<String>,
         images: BTreeMap<String, PodImage>,
         pauses: RestartBackoff,
+        played_label: Option<String>,
     ) -> Result<Self> {
         let client = inner.users.client(inner.users.admin(), inner.api_server).await?;
         let state = inner.resources.state().join("pods").join(&name);
@@ -60,6 +63,7 @@ impl RunnerContext {
             images: Mutex::new(images),
             nodes: Mutex::default(),
             restart_backoff: pauses,
+            played_label,
             recorder: events,
             complaints: Mutex::default(),
             log: Mutex::new(log),
@@ -77,6 +81,11 @@ impl RunnerContext {
 
     pub(super) fn image(&self, name: &str) -> Option<PodImage> {
         lock(&self.images).get(name).cloned()
+    }
+
+    /// Whether the test writes the Pod's status.
+    pub(super) fn is_played(&self, pod: &Pod) -> bool {
+        self.played_label.as_ref().is_some_and(|label| pod.labels().contains_key(label))
     }
 
     pub(super) fn node_of(&self, pod: &Pod) -> Option<Arc<RunningNode>> {

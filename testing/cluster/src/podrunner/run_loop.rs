@@ -143,6 +143,9 @@ impl RunLoop {
             worker_tx.send_replace(Some(pod));
             return;
         }
+        if self.context.is_played(&pod) {
+            return;
+        }
         // A Pod that has ended and is not deleted needs no worker.
         let over = schedule::is_terminal(&pod) && pod.metadata.deletion_timestamp.is_none();
         let Some(node) = self.context.node_of(&pod).filter(|_| !over && !self.bound.contains_key(&uid))

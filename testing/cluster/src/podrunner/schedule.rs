@@ -1,8 +1,8 @@
 //! Chooses a node for a Pod.
 //!
 //! This implements the part of the scheduler whose effects Rouse can observe: node selectors and required node
-//! affinity, taints, whole units of extended resources, and preferred affinity by labels to Pods of the same namespace
-//! on the same node. A Pod holds its units until it is in a terminal phase or its object is gone, whatever its
+//! affinity, taints, whole units of extended resources, preferred node affinity, and preferred affinity by labels to
+//! Pods of the same namespace on the same node. A Pod holds its units until it is in a terminal phase or its object is gone, whatever its
 //! processes do. CPU and memory are not counted, since Pods here share one machine anyway. Of the nodes that fit, the
 //! preferred node wins, then the node with the most free units, then the emptiest, then the first by name: the same
 //! Pods are always placed alike.
@@ -11,8 +11,8 @@ use std::{cmp::Reverse, collections::BTreeMap};
 
 use k8s_openapi::{
     api::core::v1::{
-        Container, Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodAffinityTerm, PodSpec, Taint,
-        Toleration, WeightedPodAffinityTerm,
+        Affinity, Container, Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodAffinityTerm, PodSpec,
+        PreferredSchedulingTerm, Taint, Toleration, WeightedPodAffinityTerm,
     },
     apimachinery::pkg::api::resource::Quantity,
 };
@@ -116,8 +116,23 @@ fn pods_on<'a>(node: &Node, placed: &'a [&Pod]) -> impl Iterator<Item = &'a Pod>
 
 /// The sum of the affinity weights that favor this node.
 fn affinity_weight(pod: &Pod, node: &Node, placed: &[&Pod]) -> i32 {
-    let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref()?.pod_affinity.as_ref());
+    let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref());
+    node_weight(affinity, node) + pod_weight(pod, affinity, node, placed)
+}
+
+/// The sum of the weights for the node's own labels.
+fn node_weight(affinity: Option<&Affinity>, node: &Node) -> i32 {
+    let terms = affinity.and_then(|affinity| affinity.node_affinity.as_ref()).and_then(|node_affinity| {
+        node_affinity.preferred_during_scheduling_ignored_during_execution.as_ref()
+    });
+    let draws = |term: &&PreferredSchedulingTerm| matches_term(&term.preference, node);
+    terms.into_iter().flatten().filter(draws).map(|term| term.weight).sum()
+}
+
+/// The sum of the weights for other Pods on the node.
+fn pod_weight(pod: &Pod, affinity: Option<&Affinity>, node: &Node, placed: &[&Pod]) -> i32 {
     let terms = affinity
+        .and_then(|affinity| affinity.pod_affinity.as_ref())
         .and_then(|pod_affinity| pod_affinity.preferred_during_scheduling_ignored_during_execution.as_ref());
     let draws = |term: &&WeightedPodAffinityTerm| {
         let PodAffinityTerm { topology_key, label_selector, .. } = &term.pod_affinity_term;

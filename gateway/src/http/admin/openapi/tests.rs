@@ -116,7 +116,7 @@ fn the_schema_of_a_wait_has_each_of_its_fields_and_no_other() {
 }
 
 /// Checks that the operation documents the response's status, and that the content matches its schema.
-fn assert_matches_schema(operation: &str, answer: &RawHttpResponse) {
+pub(in crate::http::admin) fn assert_matches_schema(operation: &str, answer: &RawHttpResponse) {
     let document = document();
     let (method, path) = operation.split_once(' ').unwrap();
     let responses = &document["paths"][path][method.to_lowercase()]["responses"];

@@ -77,6 +77,30 @@ fn a_pod_goes_where_those_are_that_it_prefers() {
 }
 
 #[test]
+fn a_pod_goes_to_the_node_with_the_labels_that_it_prefers() {
+    let labels = [json!({}), json!({ "warm": "true" }), json!({ "warm": "true", "fast": "true" })];
+    let names = ["a", "b", "c"];
+    let nodes: Vec<Node> =
+        names.iter().zip(labels).map(|(name, labels)| node(name, 2, labels, json!([]))).collect();
+    let prefers = |terms: &[(i32, &str)]| {
+        let term = |(weight, key): &(i32, &str)| {
+            let labels = json!([{ "key": key, "operator": "In", "values": ["true"] }]);
+            json!({ "weight": weight, "preference": { "matchExpressions": labels } })
+        };
+        let terms: Vec<Value> = terms.iter().map(term).collect();
+        let affinity = json!({ "preferredDuringSchedulingIgnoredDuringExecution": terms });
+        asking(1, json!({ "affinity": { "nodeAffinity": affinity } }))
+    };
+    let chosen = |pod: &Pod, placed: &[&Pod]| choose_node(pod, nodes.iter(), placed).unwrap();
+    assert_eq!(chosen(&prefers(&[(1, "absent")]), &[]), "a");
+    assert_eq!(chosen(&prefers(&[(1, "warm")]), &[]), "b");
+    assert_eq!(chosen(&prefers(&[(1, "warm"), (1, "fast")]), &[]), "c");
+    // A preference outweighs free units, and never overrides a requirement.
+    assert_eq!(chosen(&prefers(&[(1, "fast")]), &[&placed(1, "c", "Running")]), "c");
+    assert_eq!(chosen(&prefers(&[(1, "fast")]), &[&placed(2, "c", "Running")]), "a");
+}
+
+#[test]
 fn selectors_affinity_and_taints_keep_a_pod_away_and_say_so() {
     let gpu = node("gpu", 1, json!({ "pool": "x", "rank": "7" }), json!([]));
     let tainted =

@@ -1,0 +1,116 @@
+//! Warmups of a group's nodes, which its Pods name.
+
+use rouse_controllers::crd::{WarmupStatus, warmup::WarmupStatusPhase};
+use serde_json::{Value, json};
+
+use super::{
+    fixture::WarmupFixture,
+    kubelet::ANY_ITEM,
+    objects::{condition, counts, is_in},
+};
+
+impl WarmupFixture<'_> {
+    /// Creates a Pod of a group's role on this node, or unbound.
+    pub(super) async fn group_pod(&self, name: &str, group: &str, role: &str, node: Option<&str>) {
+        let labels = json!({
+            "rbg.workloads.x-k8s.io/group-name": group,
+            "rbg.workloads.x-k8s.io/role-name": role,
+        });
+        self.other_pod(name, labels, node).await;
+    }
+}
+
+fn group(name: &str, roles: Value, policies: Value) -> Value {
+    json!({"policies": policies, "targetRoleBasedGroup": {"name": name, "roles": roles}})
+}
+
+fn images(items: &[&str]) -> Value {
+    json!({"imagesPreload": {"items": items}})
+}
+
+/// A role whose action mounts a volume of this name from this path.
+fn mounts(path: &str) -> Value {
+    let container = json!({"name": "copy", "image": "registry.example.com/copy:1"});
+    let volume = json!({"name": "models", "hostPath": {"path": path}});
+    json!({"customizedAction": {"podTemplate": {"spec": {"containers": [container], "volumes": [volume]}}}})
+}
+
+fn waits(status: &WarmupStatus) -> bool {
+    condition(status, "TargetsFound").0 == "False" && !is_in(status, WarmupStatusPhase::Completed)
+}
+
+/// A group whose Pods have no node yet has no nodes to warm, and is never complete because of that.
+async fn unbound(fixture: &WarmupFixture<'_>) {
+    let world = &fixture.world;
+    fixture.group_pod("late-0", "late", "decode", None).await;
+    world.warmup("late", group("late", json!({"decode": images(&["late:1"])}), json!({}))).await;
+    let status = world.until_warmup("late", "no node", waits).await;
+    assert_eq!(counts(&status), (0, 0, 0, 0));
+    assert!(!condition(&status, "TargetsFound").2.is_empty(), "{status:?}");
+    fixture.group_pod("late-1", "late", "decode", Some("a")).await;
+    fixture.group_pod("late-2", "late", "other", Some("b")).await;
+    let status = world.until_completed("late").await;
+    assert_eq!(counts(&status), (1, 0, 1, 0), "only the listed role counts");
+    assert_eq!(condition(&status, "TargetsFound").0, "True");
+    assert_eq!(fixture.kubelet.count(&fixture.node("b"), "late:1"), 0);
+}
+
+async fn missing(fixture: &WarmupFixture<'_>) {
+    let world = &fixture.world;
+    let spec = group("nowhere", json!({"decode": images(&["nowhere:1"])}), json!({"timeoutSeconds": 2}));
+    world.warmup("nowhere", spec).await;
+    world.until_warmup("nowhere", "waiting", waits).await;
+    let status = world.until_failed("nowhere").await;
+    let (complete, reason, _) = condition(&status, "Complete");
+    assert_eq!((complete.as_str(), reason.as_str()), ("False", "TargetNotFound"), "{status:?}");
+
+    let nobody = json!({"timeoutSeconds": 2});
+    let target = json!({"nodeSelector": {"nobody-has": "this"}, "imagesPreload": {"items": ["nowhere:1"]}});
+    world.warmup("unselected", json!({"policies": nobody, "targetNodes": target})).await;
+    let status = world.until_failed("unselected").await;
+    assert_eq!(condition(&status, "Complete").1, "TargetNotFound", "{status:?}");
+}
+
+/// Equal images of two roles are one, in any spelling.
+async fn merged(fixture: &WarmupFixture<'_>) {
+    let (world, node) = (&fixture.world, fixture.node("c"));
+    for role in ["prefill", "decode"] {
+        fixture.group_pod(&format!("both-{role}"), "both", role, Some("c")).await;
+    }
+    let roles = json!({
+        "prefill": images(&["both:1", "prefill:1"]),
+        "decode": images(&["docker.io/library/both:1", "decode:1"]),
+    });
+    world.warmup("both", group("both", roles, json!({}))).await;
+    let status = world.until_completed("both").await;
+    assert_eq!(counts(&status), (1, 0, 1, 0));
+    assert_eq!(fixture.kubelet.count(&node, ANY_ITEM), 3, "{:?}", fixture.kubelet.counts());
+}
+
+/// Two roles on one node that ask for different volumes of one name.
+async fn in_conflict(fixture: &WarmupFixture<'_>) {
+    let (world, node) = (&fixture.world, fixture.node("d"));
+    for role in ["prefill", "decode"] {
+        fixture.group_pod(&format!("conflict-{role}"), "conflict", role, Some("d")).await;
+    }
+    let roles = json!({"prefill": mounts("/mnt/a"), "decode": mounts("/mnt/b")});
+    world.warmup("conflict", group("conflict", roles, json!({}))).await;
+    let status = world.until_failed("conflict").await;
+    let (accepted, _, message) = condition(&status, "Accepted");
+    assert_eq!(accepted, "False", "{status:?}");
+    for word in ["models", "prefill", "decode"] {
+        assert!(message.contains(word), "{message}");
+    }
+    assert_eq!(fixture.kubelet.count(&node, ANY_ITEM), 0, "{:?}", fixture.kubelet.counts());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_is_waited_for_and_its_roles_are_merged_or_refused() {
+    let fixture = WarmupFixture::new("warm-groups", &["a", "b", "c", "d"]).await;
+    tokio::join!(
+        Box::pin(unbound(&fixture)),
+        Box::pin(missing(&fixture)),
+        Box::pin(merged(&fixture)),
+        Box::pin(in_conflict(&fixture)),
+    );
+}

@@ -1,0 +1,299 @@
+//! Plays the kubelets of nodes: reports what a script says about each Pod of a Warmup, and ends deleted Pods.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+};
+
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions},
+    runtime::{
+        WatchStreamExt as _,
+        watcher::{self, Event, watcher},
+    },
+};
+use rouse_cluster::wait::WAIT_TIMEOUT;
+use serde_json::json;
+use tokio::{
+    sync::watch,
+    task::{JoinHandle, JoinSet},
+    time::timeout,
+};
+
+use super::{
+    objects::{ITEM_ANNOTATION, NODE_ANNOTATION, WARMUP_LABEL},
+    report::{PodReport, status},
+};
+
+/// Stands for every item of a node in a script.
+pub(super) const ANY_ITEM: &str = "*";
+/// One Pod that a Warmup had.
+#[derive(Clone, Debug)]
+pub(super) struct PlayedPod {
+    pub(super) name: String,
+    pub(super) node: String,
+    pub(super) item: String,
+    pub(super) exists: bool,
+    uid: String,
+    /// Succeeded or failed.
+    ended: bool,
+}
+
+impl PlayedPod {
+    /// Whether the Pod keeps its node active.
+    fn is_active(&self) -> bool {
+        self.exists && !self.ended
+    }
+
+    pub(super) fn is_of(&self, node: &str, item: &str) -> bool {
+        self.node == node && (item == ANY_ITEM || self.item == item)
+    }
+}
+
+/// All Pods so far, and what is reported about the next ones.
+#[derive(Debug, Default)]
+pub(super) struct PlayedPods {
+    /// By node and item. The last report of a script stays.
+    scripts: BTreeMap<(String, String), VecDeque<PodReport>>,
+    pub(super) all: Vec<PlayedPod>,
+    /// By uid.
+    reported: BTreeSet<String>,
+    ending: BTreeSet<String>,
+    /// Deleted Pods keep running.
+    holds_deleted: bool,
+    max_active_nodes: usize,
+}
+
+/// What the kubelet does about one event.
+enum KubeletWork {
+    Report(PodReport),
+    End,
+}
+
+/// The played kubelets of a namespace. The drop stops them.
+pub(super) struct PlayedKubelet {
+    pods: Api<Pod>,
+    state: Arc<watch::Sender<PlayedPods>>,
+    task: JoinHandle<()>,
+}
+
+impl PlayedKubelet {
+    /// Plays for the Pods that a scheduler has bound.
+    pub(super) fn start(pods: Api<Pod>) -> Self {
+        Self::new(pods, true)
+    }
+
+    /// Plays in a cluster without a scheduler.
+    pub(super) fn without_scheduler(pods: Api<Pod>) -> Self {
+        Self::new(pods, false)
+    }
+
+    fn new(pods: Api<Pod>, only_bound: bool) -> Self {
+        let state = Arc::new(watch::Sender::new(PlayedPods::default()));
+        let task = tokio::spawn(run(pods.clone(), Arc::clone(&state), only_bound));
+        Self { pods, state, task }
+    }
+
+    /// Sets what is reported about the next Pods for this item on this node, one report for each Pod. The last one
+    /// stays. Without a script every image is present, and every action exits with 0.
+    pub(super) fn script(&self, node: &str, item: &str, reports: impl IntoIterator<Item = PodReport>) {
+        let key = (node.to_owned(), item.to_owned());
+        self.state.send_modify(|state| drop(state.scripts.insert(key, reports.into_iter().collect())));
+    }
+
+    /// Waits until a Pod for this item on this node exists, and reports this about it.
+    pub(super) async fn report(&self, node: &str, item: &str, report: PodReport) {
+        let found = |state: &PlayedPods| state.existing(node, item).next().is_some();
+        self.until(&format!("a Pod for {item} on {node}"), found).await;
+        self.report_now(node, item, report).await;
+    }
+
+    /// Reports this about the Pods for this item on this node that exist now.
+    pub(super) async fn report_now(&self, node: &str, item: &str, report: PodReport) {
+        let names: Vec<String> =
+            self.state.borrow().existing(node, item).map(|played| played.name.clone()).collect();
+        for name in names {
+            if let Some(pod) = self.pods.get_opt(&name).await.unwrap() {
+                write(&self.pods, &pod, &report).await;
+            }
+        }
+    }
+
+    /// Whether deleted Pods keep running from now on. At the end of this, they end.
+    pub(super) async fn hold_deleted(&self, holds: bool) {
+        self.state.send_modify(|state| state.holds_deleted = holds);
+        if !holds {
+            let only = ListParams::default().labels(WARMUP_LABEL);
+            for pod in self.pods.list(&only).await.unwrap().items {
+                if pod.metadata.deletion_timestamp.is_some() {
+                    end(&self.pods, &pod).await;
+                }
+            }
+        }
+    }
+
+    /// Waits until the Pods so far fit.
+    pub(super) async fn until(&self, what: &str, fits: impl FnMut(&PlayedPods) -> bool) {
+        let mut seen = self.state.subscribe();
+        let in_time = timeout(WAIT_TIMEOUT, seen.wait_for(fits)).await.is_ok_and(|seen| seen.is_ok());
+        assert!(in_time, "waited for {what}; the Pods are {:#?}", self.state.borrow().all);
+    }
+
+    /// Waits until this item on this node has had this many Pods.
+    pub(super) async fn until_count(&self, node: &str, item: &str, count: usize) {
+        let had =
+            |pods: &PlayedPods| pods.all.iter().filter(|played| played.is_of(node, item)).count() >= count;
+        self.until(&format!("{count} Pods for {item} on {node}"), had).await;
+    }
+
+    /// Waits until no Pod is left.
+    pub(super) async fn until_gone(&self) {
+        self.until("the end of all Pods", |state| state.all.iter().all(|played| !played.exists)).await;
+    }
+
+    /// Number of Pods that this item of this node has had.
+    pub(super) fn count(&self, node: &str, item: &str) -> usize {
+        self.state.borrow().all.iter().filter(|played| played.is_of(node, item)).count()
+    }
+
+    /// Number of Pods for each node and item.
+    pub(super) fn counts(&self) -> BTreeMap<(String, String), usize> {
+        let mut counts = BTreeMap::new();
+        for played in &self.state.borrow().all {
+            *counts.entry((played.node.clone(), played.item.clone())).or_default() += 1;
+        }
+        counts
+    }
+
+    /// The largest number of nodes that had Pods at a time that had not ended.
+    pub(super) fn max_active_nodes(&self) -> usize {
+        self.state.borrow().max_active_nodes
+    }
+}
+
+impl Drop for PlayedKubelet {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl PlayedPods {
+    /// The Pods for this item on this node that exist and have not ended.
+    pub(super) fn existing<'a>(
+        &'a self,
+        node: &'a str,
+        item: &'a str,
+    ) -> impl Iterator<Item = &'a PlayedPod> {
+        self.all.iter().filter(move |played| played.is_active() && played.is_of(node, item))
+    }
+
+    /// Records a Pod as it is now, and returns what is to be done about it.
+    fn observe(&mut self, pod: &Pod, only_bound: bool) -> Option<KubeletWork> {
+        let uid = pod.uid().unwrap_or_default();
+        let annotation = |key: &str| pod.annotations().get(key).cloned().unwrap_or_default();
+        let (node, item) = (annotation(NODE_ANNOTATION), annotation(ITEM_ANNOTATION));
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        let ended = matches!(phase, Some("Succeeded" | "Failed"));
+        match self.all.iter_mut().rev().find(|played| played.uid == uid) {
+            Some(played) => played.ended = ended,
+            None => {
+                let (name, uid) = (pod.name_any(), uid.clone());
+                self.all.push(PlayedPod {
+                    name,
+                    node: node.clone(),
+                    item: item.clone(),
+                    uid,
+                    exists: true,
+                    ended,
+                });
+            }
+        }
+        let active: BTreeSet<&str> =
+            self.all.iter().filter(|played| played.is_active()).map(|played| played.node.as_str()).collect();
+        self.max_active_nodes = self.max_active_nodes.max(active.len());
+        if pod.metadata.deletion_timestamp.is_some() {
+            return (!self.holds_deleted && self.ending.insert(uid)).then_some(KubeletWork::End);
+        }
+        let bound = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+        let due = (bound || !only_bound) && self.reported.insert(uid);
+        due.then(|| KubeletWork::Report(self.next_report(node, item)))
+    }
+
+    fn next_report(&mut self, node: String, item: String) -> PodReport {
+        let any = (node.clone(), ANY_ITEM.to_owned());
+        let key = (node, item);
+        let key = if self.scripts.contains_key(&key) { key } else { any };
+        match self.scripts.get_mut(&key) {
+            Some(reports) if reports.len() > 1 => reports.pop_front(),
+            Some(reports) => reports.front().cloned(),
+            None => None,
+        }
+        .unwrap_or(PodReport::Present)
+    }
+
+    fn forget(&mut self, pod: &Pod) {
+        let uid = pod.uid().unwrap_or_default();
+        if let Some(played) = self.all.iter_mut().rev().find(|played| played.uid == uid) {
+            played.exists = false;
+        }
+    }
+}
+
+async fn run(pods: Api<Pod>, state: Arc<watch::Sender<PlayedPods>>, only_bound: bool) {
+    let only = watcher::Config::default().labels(WARMUP_LABEL);
+    let mut events = watcher(pods.clone(), only).default_backoff().boxed();
+    let mut works = JoinSet::new();
+    loop {
+        let event = tokio::select! {
+            Some(event) = events.next() => event,
+            Some(done) = works.join_next() => {
+                done.unwrap();
+                continue;
+            }
+        };
+        match event {
+            Ok(Event::Apply(pod) | Event::InitApply(pod)) => {
+                let mut work = None;
+                state.send_modify(|state| work = state.observe(&pod, only_bound));
+                let pods = pods.clone();
+                match work {
+                    Some(KubeletWork::Report(report)) => {
+                        drop(works.spawn(async move { write(&pods, &pod, &report).await }));
+                    }
+                    Some(KubeletWork::End) => drop(works.spawn(async move { end(&pods, &pod).await })),
+                    None => {}
+                }
+            }
+            Ok(Event::Delete(pod)) => state.send_modify(|state| state.forget(&pod)),
+            // An error is one of the connection, from which the watcher recovers.
+            Ok(Event::Init | Event::InitDone) | Err(_) => {}
+        }
+    }
+}
+
+async fn write(pods: &Api<Pod>, pod: &Pod, report: &PodReport) {
+    let patch = Patch::Merge(json!({"metadata": {"uid": pod.uid()}, "status": status(pod, report)}));
+    unless_gone(pods.patch_status(&pod.name_any(), &PatchParams::default(), &patch).await);
+}
+
+/// Deletes the object of a Pod whose processes have ended.
+async fn end(pods: &Api<Pod>, pod: &Pod) {
+    let preconditions = Some(Preconditions { uid: pod.uid(), ..Preconditions::default() });
+    let at_once = DeleteParams { preconditions, ..DeleteParams::default().grace_period(0) };
+    unless_gone(pods.delete(&pod.name_any(), &at_once).await);
+}
+
+/// Accepts that a Pod is gone, or that another has its name: the leader deletes Pods at any time.
+fn unless_gone<T>(outcome: kube::Result<T>) {
+    match outcome {
+        Ok(_) => {}
+        Err(kube::Error::Api(gone)) if gone.code == 404 || gone.code == 409 => {}
+        // The test has reported the end of a container before its script reported the beginning.
+        Err(kube::Error::Api(late)) if late.message.contains("may not be transitioned to non-terminated") => {
+        }
+        Err(error) => panic!("a Pod cannot be changed: {error}"),
+    }
+}

@@ -1,0 +1,149 @@
+//! Takes the request and the targets of a Warmup: it continues with them, or begins anew.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use super::{
+    cause::WarmupCause,
+    node_progress::{NodeOutcome, NodeProgress},
+    progress::{WarmupPhase, WarmupProgress},
+    record::{NodeKey, RecordedOutcome},
+    request::{NodeItems, WarmupRequest, WarmupTargets},
+    state::{CreationHold, WarmupState},
+};
+use crate::units::Tick;
+
+/// A record with fewer nodes is not pruned.
+const MIN_PRUNED_LEN: usize = 1000;
+
+impl WarmupState {
+    /// Takes the request, and begins anew if the edit does more than to pause or resume.
+    pub(super) fn set_request(
+        &mut self,
+        request: Arc<WarmupRequest>,
+        stored: Arc<WarmupProgress>,
+        now: Tick,
+    ) {
+        let previous = self.request.replace(Arc::clone(&request));
+        let continues = match &previous {
+            Some(previous) => {
+                previous.generation == request.generation || only_pause_differs(previous, &request)
+            }
+            None => {
+                self.progress = WarmupProgress::clone(&stored);
+                was_only_paused(&stored, &request)
+            }
+        };
+        self.stored = stored;
+        if continues {
+            self.progress.generation = request.generation;
+        } else {
+            self.begin_anew(request.generation);
+        }
+        if previous.is_none() || !continues {
+            self.apply_targets(now);
+        }
+        if previous.as_ref() != Some(&request) {
+            self.mark_all_dirty();
+        } else {
+            self.dirty.extend(self.tally.awaits_store.iter().cloned());
+        }
+    }
+
+    /// Done nodes stay done as long as their items stay the same. Everything else is forgotten.
+    fn begin_anew(&mut self, generation: u64) {
+        let mut record = std::mem::take(&mut self.progress.record);
+        record.retain(|_, node| node.outcome == RecordedOutcome::Done);
+        self.progress = WarmupProgress { generation, record, ..WarmupProgress::default() };
+        for node in self.nodes.values_mut().filter(|node| node.outcome != NodeOutcome::Done) {
+            node.forget_attempts();
+        }
+        self.has_nodes = false;
+        self.missing_since = None;
+        self.ended = None;
+        self.lost_earlier = 0;
+        self.creation = CreationHold::default();
+        self.deleting_until = None;
+    }
+
+    /// Makes the targets the nodes of this Warmup.
+    ///
+    /// A finished Warmup keeps the nodes with which it finished. A completed one of an earlier leader has those with an
+    /// outcome: others have become targets since.
+    pub(super) fn apply_targets(&mut self, now: Tick) {
+        let Some(WarmupTargets::Nodes(targets)) = &self.targets else { return };
+        let phase = self.progress.phase;
+        if self.request.is_none() || (phase.is_finished() && self.has_nodes) {
+            return;
+        }
+        for (name, node) in &mut self.nodes {
+            if !targets.contains_key(name) && node.items.is_some() {
+                node.leave();
+                self.dirty.insert(name.clone());
+            }
+        }
+        let mut last: Option<(&Arc<NodeItems>, u32)> = None;
+        for (name, items) in targets {
+            let hash = match last {
+                // Most nodes share their items.
+                Some((known, hash)) if Arc::ptr_eq(known, items) => hash,
+                _ => items.hash(),
+            };
+            last = Some((items, hash));
+            let is_newer = || self.progress.record.get(NodeKey::new(name)).is_none();
+            if phase == WarmupPhase::Completed && is_newer() {
+                continue;
+            }
+            let retry_delay = self.retry_delay();
+            let node = self.nodes.entry(name.clone()).or_insert_with(|| NodeProgress::new(name, retry_delay));
+            if !(self.has_nodes && node.items.is_some() && node.items_hash == hash) {
+                self.dirty.insert(name.clone());
+            }
+            node.set_items(name, items, hash, &mut self.progress.record, now);
+        }
+        self.has_nodes = true;
+        let target_count = targets.len();
+        self.prune_record(target_count);
+        self.count_lost_nodes();
+    }
+
+    /// Forgets nodes that are no targets any more, once they are many: nodes of an autoscaler have ever new names.
+    fn prune_record(&mut self, targets: usize) {
+        if self.progress.record.len() <= targets.saturating_mul(2).max(MIN_PRUNED_LEN) {
+            return;
+        }
+        let keys: BTreeSet<NodeKey> = self.nodes.values().map(|node| node.key).collect();
+        let gone = RecordedOutcome::Failed(WarmupCause::NodeGone.reason());
+        self.progress.record.retain(|key, node| keys.contains(&key) || node.outcome == gone);
+    }
+
+    fn count_lost_nodes(&mut self) {
+        let gone = RecordedOutcome::Failed(WarmupCause::NodeGone.reason());
+        let mut lost: BTreeSet<_> = self
+            .progress
+            .record
+            .iter()
+            .filter(|(_, node)| node.outcome == gone)
+            .map(|(key, _)| key)
+            .collect();
+        if !lost.is_empty() {
+            self.nodes.values().for_each(|node| {
+                lost.remove(&node.key);
+            });
+        }
+        self.lost_earlier = u32::try_from(lost.len()).unwrap_or(u32::MAX);
+    }
+}
+
+fn only_pause_differs(previous: &WarmupRequest, request: &WarmupRequest) -> bool {
+    let edited = WarmupRequest { paused: request.paused, generation: request.generation, ..previous.clone() };
+    previous.paused != request.paused && edited == *request
+}
+
+/// The same, if a former leader has seen the previous request: a pause and its end are one edit each.
+fn was_only_paused(stored: &WarmupProgress, request: &WarmupRequest) -> bool {
+    let is_toggled = stored.paused_since.is_some() != request.paused;
+    stored.generation == request.generation
+        || (matches!(stored.phase, WarmupPhase::InProgress | WarmupPhase::Paused)
+            && stored.generation + 1 == request.generation
+            && is_toggled)
+}
