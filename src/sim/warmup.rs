@@ -1,4 +1,4 @@
-//! A simulated cluster with one Warmup, which runs the real [`Warmups`].
+//! A simulated cluster with one Warmup, which runs the real [`Warmups`](crate::warmup::Warmups).
 //!
 //! ```text
 //!   watch, replies ─▶ Warmups::on … plan ─▶ issued ─▶ API server ─▶ kubelets, registry
