@@ -1,5 +1,7 @@
 //! Runs a gateway in a cluster: its watches, its election, and the platform of its engines.
 
+mod startup;
+mod threads;
 mod watches;
 
 use std::{
@@ -14,10 +16,7 @@ use futures_util::FutureExt as _;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use rouse::{fleet::event::Event, model::ModelName, units::Millis};
-use rouse_config::{
-    Config, ImageVolumes, KubernetesConfig, LoadSource, SaturationConfig, ShutdownConfig,
-    WatchedNamespaces as Namespaces,
-};
+use rouse_config::{Config, KubernetesConfig, SaturationConfig, WatchedNamespaces as Namespaces};
 use rouse_net::lease::TickClock;
 use rouse_platform::{DriverClient, ReadinessCheck};
 use tokio::{
@@ -26,6 +25,7 @@ use tokio::{
     time,
 };
 
+use self::threads::Threads;
 use crate::{
     compose,
     convert::{ConversionPolicy, ModelHosting},
@@ -34,7 +34,7 @@ use crate::{
     election::{Election, KubeLeaseStore},
     gateway_replica::{self, DemandReporter},
     index::{ClusterIndex, Resolved, ServedModel, ServedVariant, WatchScope},
-    kit::{self, ControllerThread, Terms},
+    kit::{self, Terms},
     ledger::PoolLedger,
     metrics::{ControllerMetrics, SaturationMetrics},
     model_controller::ModelController,
@@ -49,7 +49,6 @@ use crate::{
     saturation::{SaturationController, SaturationParts, SaturationWatches},
     status_inputs::StatusInputs,
     status_writer::StatusWriter,
-    stub_key::StubKey,
     warmup::{IndexSettings, WarmupController, WarmupParts},
     warmup_list::WarmupLister,
     watch::InitialLists,
@@ -70,41 +69,6 @@ pub enum ClusterChange {
 const LEASE_NAME: &str = "rouse-controller";
 /// How often the log repeats which lists the API server has not returned yet.
 const SYNC_WARN_INTERVAL: Duration = Duration::from_secs(10);
-/// Interval between attempts to read the stub key, which the gateway cannot do without.
-const STUB_KEY_RETRY_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The minor version of Kubernetes 1 from which on every node has image volumes.
-const IMAGE_VOLUMES_MINOR: u32 = 36;
-
-/// The threads of a gateway in a cluster. None of them waits for another, and the driver waits for none.
-struct Threads {
-    /// Renews the Lease, and does nothing else.
-    lease: ControllerThread,
-    /// Watches the API server, resolves its objects, and writes their statuses, Events and this gateway's demand.
-    models: ControllerThread,
-    /// Pairs requesters and engines, if dual pods are enabled.
-    dual_pods: Option<ControllerThread>,
-    /// Runs the platform of the engines.
-    engines: ControllerThread,
-    /// Reads the load of engines, and scales models by it.
-    saturation: ControllerThread,
-    /// Carries out Warmups, if they are enabled.
-    warmup: Option<ControllerThread>,
-}
-
-impl Threads {
-    fn start(dual_pods: bool, warmup: bool) -> anyhow::Result<Self> {
-        let start = |name| ControllerThread::start(name).context("cannot start a controller thread");
-        Ok(Self {
-            lease: start("lease")?,
-            models: start("models")?,
-            dual_pods: dual_pods.then(|| start("dual-pods")).transpose()?,
-            engines: start("engines")?,
-            saturation: start("saturation")?,
-            warmup: warmup.then(|| start("warmup")).transpose()?,
-        })
-    }
-}
 
 /// A gateway's part in a cluster: its watches, controllers, election and platform.
 pub struct ClusterRuntime {
@@ -178,10 +142,10 @@ impl ClusterRuntime {
             Namespaces::Named(names) => names.iter().cloned().map(Some).collect(),
             Namespaces::All => BTreeSet::from([None]),
         };
-        let name = settings.name.clone().map_or_else(hostname, Ok)?;
-        let key = stub_key(&client, &own_namespace).await?;
+        let name = settings.name.clone().map_or_else(startup::hostname, Ok)?;
+        let key = startup::stub_key(&client, &own_namespace).await?;
         let pod = OwnPod::find(client.clone(), &own_namespace, &name, settings.pod_uid.as_deref()).await;
-        warn_if_grace_exceeds_pod(&config.shutdown, &pod);
+        startup::warn_if_grace_exceeds_pod(&config.shutdown, &pod);
         let dcgm = settings.prometheus.clone();
         let dcgm = dcgm
             .map(|asked| DcgmClient::new(asked, clock, metrics.meter_reads.clone()).map(Arc::new))
@@ -267,14 +231,14 @@ impl ClusterRuntime {
                     retry_delay: settings.warmup.retry_delay,
                     stub_image: settings.stub_image.clone(),
                 },
-                image_volumes: has_image_volumes(&client, settings.warmup.image_volumes).await,
+                image_volumes: startup::has_image_volumes(&client, settings.warmup.image_volumes).await,
             });
             let inputs = watches.warmup(resolved.clone(), warmup_lists.clone()).inputs();
             controllers.spawn_on(kit::run(controller, inputs, terms.clone(), clock), thread.handle());
         }
         let saturation = SaturationStart {
             config: settings.saturation,
-            prometheus: prometheus_of_engines(settings)?,
+            prometheus: startup::prometheus_of_engines(settings)?,
             metrics: metrics.saturation.clone(),
             watches: watches.saturation(resolved.clone()),
             terms: terms.clone(),
@@ -519,59 +483,6 @@ impl ClusterRuntime {
     }
 }
 
-/// Returns a client of the Prometheus that scrapes engines, if the load of engines is read from it.
-fn prometheus_of_engines(settings: &KubernetesConfig) -> anyhow::Result<Option<PrometheusClient>> {
-    let is_source = settings.saturation.source == LoadSource::Prometheus;
-    settings.prometheus.clone().filter(|_| is_source).map(PrometheusClient::new).transpose()
-}
-
-/// Whether Pods may have images as volumes, as far as the API server's version tells. Each node must mount them, too.
-async fn has_image_volumes(client: &Client, setting: ImageVolumes) -> bool {
-    if setting == ImageVolumes::Never {
-        return false;
-    }
-    match client.apiserver_version().await {
-        Ok(version) => {
-            // A provider may add to the number: "36+".
-            let number =
-                |text: &str| text.trim_end_matches(|c: char| !c.is_ascii_digit()).parse::<u32>().ok();
-            (number(&version.major), number(&version.minor)) >= (Some(1), Some(IMAGE_VOLUMES_MINOR))
-        }
-        Err(error) => {
-            tracing::debug!(%error, "the version of the API server is unknown: no image volumes are used");
-            false
-        }
-    }
-}
-
-/// Reads the stub key and retries transient errors. Errors that need an operator are returned.
-async fn stub_key(client: &Client, namespace: &str) -> anyhow::Result<StubKey> {
-    loop {
-        match StubKey::load_or_create(client, namespace).await {
-            Err(error) if error.is_transient() => {
-                tracing::warn!(%error, "cannot load the stub token key, retrying");
-                time::sleep(STUB_KEY_RETRY_INTERVAL).await;
-            }
-            outcome => return Ok(outcome?),
-        }
-    }
-}
-
-/// Warns if the file gives streams more time than the Pod has.
-fn warn_if_grace_exceeds_pod(shutdown: &ShutdownConfig, pod: &OwnPod) {
-    let (Some(configured), Some(pod_grace)) = (shutdown.grace, pod.termination_grace()) else { return };
-    let grace = shutdown.effective_grace(Some(pod_grace));
-    if grace < configured {
-        tracing::warn!(
-            %configured,
-            killed_after = %pod_grace,
-            %grace,
-            "shutdown.grace is longer than this gateway's Pod allows, so streams end sooner: set \
-             terminationGracePeriodSeconds to shutdown.grace plus ten seconds"
-        );
-    }
-}
-
 /// Reports to the driver when the API server stops or resumes answering.
 async fn report_api_server_availability(mut answers: watch::Receiver<bool>, handle: impl DriverClient) {
     let mut reachable = true;
@@ -592,10 +503,4 @@ fn external_backends(resolved: &Resolved) -> ExternalBackends {
         ModelHosting::Deployment(_) | ModelHosting::DualPods(_) => None,
     };
     resolved.served.values().filter_map(external).collect()
-}
-
-/// Returns the host name, for a gateway without a configured name.
-fn hostname() -> anyhow::Result<String> {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
-    Ok(name.context("cannot read this machine's host name: set kubernetes.name")?.trim().to_owned())
 }

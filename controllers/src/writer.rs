@@ -329,7 +329,7 @@ impl ObjectWriter {
         Err(Error::NotLeading)
     }
 
-    /// Waits until another write may begin. Who leads is checked after that.
+    /// Waits until another write may begin. Callers check leadership after this wait.
     async fn begin(&self) -> InFlightWrite<'_> {
         // Nothing closes the semaphore.
         let permit = self.permits.acquire().await.ok();

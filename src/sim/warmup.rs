@@ -50,7 +50,7 @@ pub struct WarmupFaults {
     pub lost_write: f64,
     /// A write has its effect, and its reply is lost.
     pub lost_reply: f64,
-    /// Somebody deletes a Pod.
+    /// A user deletes a Pod.
     pub deleted_pod: f64,
     /// A node is cordoned for a while, when something of it is pulled.
     pub cordoned_node: f64,

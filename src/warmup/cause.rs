@@ -123,7 +123,7 @@ fn shorten(message: &str) -> String {
     format!("{kept}…")
 }
 
-/// What it is and what to do, after the name of a node or an image.
+/// Words the cause with what to do about it, to follow the name of a node or an image.
 impl fmt::Display for WarmupCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

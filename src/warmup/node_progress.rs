@@ -52,7 +52,7 @@ pub(super) struct NodeProgress {
     pub(super) outcome: NodeOutcome,
     /// Failures of all items together.
     pub(super) failures: u32,
-    /// Attempts in a row that ended without a failure: no room, a refusal, a Pod that somebody deleted.
+    /// Attempts in a row that ended without a failure: no room, a refusal, a Pod that another client deleted.
     pub(super) interruptions: u32,
     pub(super) next_try: Option<Tick>,
     pub(super) last_cause: Option<(WarmupItem, WarmupCause)>,

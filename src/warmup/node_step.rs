@@ -16,8 +16,8 @@ use crate::{
     units::{Millis, Tick},
 };
 
-/// Pause before a failed node is tried again if the Warmup never ends: nobody edits such a Warmup once its registry has
-/// the image or accepts the password again.
+/// Pause before a failed node is tried again if the Warmup never ends: no edit restarts such a Warmup once its registry
+/// has the image or accepts the password again.
 const FAILED_NODE_PAUSE: Millis = Millis::secs(900);
 
 /// What the decisions about one node depend on, besides the node's own progress.

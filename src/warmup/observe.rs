@@ -166,7 +166,8 @@ impl Warmups {
     fn observe_pod_gone(&mut self, name: &WarmPodName, now: Tick) {
         let Some((id, node_name, tracked)) = self.remove_pod(name) else { return };
         let Some(state) = self.warmups.get_mut(&id) else { return };
-        // Somebody else has deleted it. Without a pause, two controllers could create and delete it for ever.
+        // Another client has deleted the Pod. Without a pause, Rouse and that client could create and delete it for
+        // ever.
         let was_expected = tracked.deleting_until.is_some() || !tracked.pod.is_unfinished();
         if !was_expected {
             state.node_mut(&node_name).interrupt(&node_name, None, now);

@@ -170,7 +170,7 @@ impl WarmupRecord {
     /// Reads what [`Self::groups`] wrote. A later group wins over an earlier one that has the same node.
     ///
     /// # Errors
-    /// If a list of nodes was changed by somebody else.
+    /// A list of nodes is not what [`Self::groups`] writes.
     pub fn from_groups(groups: &[RecordGroup]) -> Result<Self, RecordError> {
         let mut nodes = BTreeMap::new();
         for group in groups {

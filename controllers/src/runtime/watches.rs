@@ -243,7 +243,7 @@ impl WarmupCaches {
         for (cache, label) in [(warmup_pods, WARMUP_LABEL), (group_pods, GROUP_LABEL)] {
             let with_label = targets::<Pod>(client, namespaces, drop_managed_fields);
             let with_label = with_label.into_iter().map(|target| target.labels(Some(label.to_owned())));
-            // Who may list the Pods of engines may list these.
+            // The right to list the Pods of engines covers these Pods, too.
             let watch = cache.run_while_leading(with_label.collect(), InitialLists::default(), terms.clone());
             tasks.spawn_on(watch, on);
         }

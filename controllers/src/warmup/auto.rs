@@ -203,7 +203,8 @@ fn warmup_name(model: &ObjectName) -> ObjectName {
     ObjectName::new(model.namespace.as_str(), format!("{head}-{hash}{SUFFIX}"))
 }
 
-/// Renders the Warmup of a model. Failures are retried for ever, because nobody is there to start it again.
+/// Renders the Warmup of a model. Rouse retries its failures for ever, because no user starts
+/// it again.
 fn warmup(object: &ObjectName, served: &ServedModel, uid: &str) -> Value {
     let name = warmup_name(object);
     let model = served.spec.name.as_str();

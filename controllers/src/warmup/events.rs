@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn each_phase_and_each_failed_node_is_told_once() {
+    fn each_phase_and_each_failed_node_has_one_event() {
         use EventReason::{Completed, NodeFailed, Paused, Resumed, Started};
         let mut told = ToldState { failed: Some(BTreeSet::new()), ..ToldState::default() };
         let running = report(WarmupPhase::InProgress, &[]);
@@ -179,14 +179,14 @@ mod tests {
     }
 
     #[test]
-    fn a_new_leader_tells_nothing_that_its_predecessor_has_told() {
+    fn a_new_leader_repeats_no_event_of_its_predecessor() {
         let mut told = ToldState { phase: WarmupPhase::InProgress, start: Some(Tick(5_900)), failed: None };
         assert_eq!(reasons(&mut told, &report(WarmupPhase::InProgress, &["a"])), []);
         assert_eq!(reasons(&mut told, &report(WarmupPhase::Failed, &["a"])), [EventReason::Failed]);
     }
 
     #[test]
-    fn the_deletion_of_a_finished_warmup_is_told_once() {
+    fn the_deletion_of_a_finished_warmup_has_one_event() {
         let (sender, mut sent) = EventSender::for_test();
         let mut events = WarmupEvents::new(sender);
         let name = ObjectName::new("chat", "w");

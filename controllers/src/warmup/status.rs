@@ -89,7 +89,7 @@ pub(super) fn object(name: &ObjectName, warmup: &Warmup, status: &WarmupStatus) 
     })
 }
 
-/// Reads the stored progress. A record that somebody has damaged is left out: those nodes are warmed again.
+/// Reads the stored progress. A damaged record is left out: its nodes are warmed again.
 pub(super) fn progress(name: &ObjectName, status: Option<&WarmupStatus>) -> WarmupProgress {
     let Some(status) = status else { return WarmupProgress::default() };
     let record = record(status).unwrap_or_else(|error| {
@@ -214,7 +214,7 @@ fn conditions(warmup: &Warmup, report: &WarmupReport, now: Tick) -> Vec<Conditio
     } else {
         make(ACCEPTED, true, ACCEPTED, "the spec is valid")
     };
-    // Nobody looks for the targets of a spec that is refused.
+    // The leader does not look for the targets of a refused spec.
     let found = if is_refused {
         None
     } else if is_missing {

@@ -260,7 +260,7 @@ async fn an_engine_without_metrics_differs_from_one_whose_answer_fails() {
         assert_eq!(engine.vllm().load_answer(WITHIN).await, expected, "{answer}");
         assert_eq!(engine.vllm().load(WITHIN).await, expected.load(), "{answer}");
     }
-    let nobody = Adapter::new(
+    let unreachable = Adapter::new(
         EngineProfile {
             kind: EngineKind::Vllm,
             sleep: SleepApi::None,
@@ -270,5 +270,5 @@ async fn an_engine_without_metrics_differs_from_one_whose_answer_fails() {
         },
         ([127, 0, 0, 1], 1).into(),
     );
-    assert_eq!(nobody.load_answer(WITHIN).await, LoadAnswer::Failed);
+    assert_eq!(unreachable.load_answer(WITHIN).await, LoadAnswer::Failed);
 }

@@ -15,7 +15,7 @@ use crate::{
 
 /// Time from the deletion of a Pod until it is gone.
 const GRACE: Millis = Millis::secs(1);
-/// Time until a Pod that somebody will delete is deleted.
+/// Time from a Pod's creation until a user deletes it, for the Pods that users delete.
 const DELETED_AFTER: (u64, u64) = (100, 20_000);
 
 impl WarmupWorld {

@@ -55,19 +55,24 @@ pub(crate) struct EndedAttempt {
     pub(crate) took: Millis,
 }
 
+/// What is read from the Pods that count, by their names.
+#[derive(Debug)]
+struct ReadPods<T> {
+    listed: BTreeSet<Option<String>>,
+    by_name: BTreeMap<ObjectName, T>,
+}
+
 /// Engines whose Pods wait for an image, by their node.
 #[derive(Debug, Default)]
 pub(super) struct PullingEngines {
-    listed: BTreeSet<Option<String>>,
-    on_node: BTreeMap<ObjectName, NodeName>,
+    nodes: ReadPods<NodeName>,
     changed: BTreeSet<NodeName>,
 }
 
-/// The bound Pods of RoleBasedGroups, by their group.
+/// The bound Pods of RoleBasedGroups, with their groups.
 #[derive(Debug, Default)]
 pub(super) struct GroupPods {
-    listed: BTreeSet<Option<String>>,
-    pods: BTreeMap<ObjectName, (ObjectName, GroupPod)>,
+    pods: ReadPods<(ObjectName, GroupPod)>,
     changed: BTreeSet<ObjectName>,
 }
 
@@ -191,22 +196,49 @@ fn ended(pod: &WarmupPod, now: Tick) -> Option<EndedAttempt> {
     Some(EndedAttempt { cause, took: at.since(pod.created) })
 }
 
-impl PullingEngines {
-    pub(super) fn apply(&mut self, delta: &Delta<Pod>) {
+impl<T> Default for ReadPods<T> {
+    fn default() -> Self {
+        Self { listed: BTreeSet::new(), by_name: BTreeMap::new() }
+    }
+}
+
+impl<T: Clone + PartialEq> ReadPods<T> {
+    /// Takes a change, and returns what was read before and after from each Pod that reads otherwise now.
+    fn apply(&mut self, delta: &Delta<Pod>, read: impl Fn(&Pod) -> Option<T>) -> Vec<T> {
+        let mut changed = Vec::new();
         match delta {
             Delta::All { namespace, objects } => {
-                let gone = missing(&self.on_node, namespace.as_deref(), objects);
-                gone.iter().for_each(|name| self.set(name, None));
-                objects.iter().for_each(|found| self.applied(found));
+                let gone = missing(&self.by_name, namespace.as_deref(), objects);
+                changed.extend(gone.iter().filter_map(|name| self.by_name.remove(name)));
+                objects.iter().for_each(|found| self.set(found, &read, &mut changed));
                 self.listed.insert(namespace.clone());
             }
-            Delta::Applied(found) => self.applied(found),
-            Delta::Deleted(name) => self.set(name, None),
+            Delta::Applied(found) => self.set(found, &read, &mut changed),
+            Delta::Deleted(name) => changed.extend(self.by_name.remove(name)),
         }
+        changed
+    }
+
+    fn set(&mut self, found: &WatchedObject<Pod>, read: &impl Fn(&Pod) -> Option<T>, changed: &mut Vec<T>) {
+        let WatchedObject::Readable(pod) = found else { return };
+        let (name, value) = (found.name(), read(pod));
+        let before = match &value {
+            Some(value) => self.by_name.insert(name, value.clone()),
+            None => self.by_name.remove(&name),
+        };
+        if before != value {
+            changed.extend(before.into_iter().chain(value));
+        }
+    }
+}
+
+impl PullingEngines {
+    pub(super) fn apply(&mut self, delta: &Delta<Pod>) {
+        self.changed.extend(self.nodes.apply(delta, pod_facts::is_pulling_engine));
     }
 
     pub(super) fn is_listed(&self, lists: usize) -> bool {
-        self.listed.len() >= lists
+        self.nodes.listed.len() >= lists
     }
 
     /// Returns the nodes whose number of such Pods may have changed, with the number.
@@ -216,74 +248,33 @@ impl PullingEngines {
             return Vec::new();
         }
         let mut counts: BTreeMap<NodeName, u32> = changed.into_iter().map(|node| (node, 0)).collect();
-        for node in self.on_node.values() {
+        for node in self.nodes.by_name.values() {
             if let Some(count) = counts.get_mut(node) {
                 *count += 1;
             }
         }
         counts.into_iter().collect()
     }
-
-    fn applied(&mut self, found: &WatchedObject<Pod>) {
-        if let WatchedObject::Readable(pod) = found {
-            self.set(&found.name(), pod_facts::is_pulling_engine(pod));
-        }
-    }
-
-    fn set(&mut self, pod: &ObjectName, node: Option<NodeName>) {
-        let before = match &node {
-            Some(node) => self.on_node.insert(pod.clone(), node.clone()),
-            None => self.on_node.remove(pod),
-        };
-        if before != node {
-            self.changed.extend(before.into_iter().chain(node));
-        }
-    }
 }
 
 impl GroupPods {
     pub(super) fn apply(&mut self, delta: &Delta<Pod>) {
-        match delta {
-            Delta::All { namespace, objects } => {
-                let gone = missing(&self.pods, namespace.as_deref(), objects);
-                gone.iter().for_each(|name| self.set(name, None));
-                objects.iter().for_each(|found| self.applied(found));
-                self.listed.insert(namespace.clone());
-            }
-            Delta::Applied(found) => self.applied(found),
-            Delta::Deleted(name) => self.set(name, None),
-        }
+        self.changed.extend(self.pods.apply(delta, group_pod).into_iter().map(|(group, _)| group));
     }
 
     pub(super) fn is_listed(&self, lists: usize) -> bool {
-        self.listed.len() >= lists
+        self.pods.listed.len() >= lists
     }
 
     /// Returns the Pods of a group.
     pub(super) fn of_group(&self, group: &ObjectName) -> Vec<GroupPod> {
-        let own = self.pods.values().filter(|(of, _)| of == group);
+        let own = self.pods.by_name.values().filter(|(of, _)| of == group);
         own.map(|(_, pod)| pod.clone()).collect()
     }
 
     /// Returns the groups that have changed.
     pub(super) fn take_changed(&mut self) -> BTreeSet<ObjectName> {
         std::mem::take(&mut self.changed)
-    }
-
-    fn applied(&mut self, found: &WatchedObject<Pod>) {
-        if let WatchedObject::Readable(pod) = found {
-            self.set(&found.name(), group_pod(pod));
-        }
-    }
-
-    fn set(&mut self, name: &ObjectName, pod: Option<(ObjectName, GroupPod)>) {
-        let before = match &pod {
-            Some(pod) => self.pods.insert(name.clone(), pod.clone()),
-            None => self.pods.remove(name),
-        };
-        if before != pod {
-            self.changed.extend(before.into_iter().chain(pod).map(|(group, _)| group));
-        }
     }
 }
 

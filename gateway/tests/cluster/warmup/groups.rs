@@ -64,9 +64,9 @@ async fn missing(fixture: &WarmupFixture<'_>) {
     let (complete, reason, _) = condition(&status, "Complete");
     assert_eq!((complete.as_str(), reason.as_str()), ("False", "TargetNotFound"), "{status:?}");
 
-    let nobody = json!({"timeoutSeconds": 2});
+    let policies = json!({"timeoutSeconds": 2});
     let target = json!({"nodeSelector": {"nobody-has": "this"}, "imagesPreload": {"items": ["nowhere:1"]}});
-    world.warmup("unselected", json!({"policies": nobody, "targetNodes": target})).await;
+    world.warmup("unselected", json!({"policies": policies, "targetNodes": target})).await;
     let status = world.until_failed("unselected").await;
     assert_eq!(condition(&status, "Complete").1, "TargetNotFound", "{status:?}");
 }
