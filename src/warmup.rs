@@ -113,7 +113,7 @@ impl Warmups {
     /// Records commands as issued, before they are executed. Planning again at the same moment yields none of them.
     pub fn issued(&mut self, commands: &[WarmupCommand], now: Tick) {
         for command in commands {
-            self.ordered(command, now);
+            self.record_issued(command, now);
         }
     }
 

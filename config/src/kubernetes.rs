@@ -50,7 +50,7 @@ pub struct WarmupConfig {
 /// When an image is mounted as a volume, so that nothing of it runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ImageVolumes {
-    /// If every node has them, by the version of the API server.
+    /// On each node whose kubelet and container runtime have them.
     #[default]
     Auto,
     /// Never: a container of the image is created, which need not start.

@@ -170,7 +170,7 @@ pub(super) fn of_model(
         for field in &missing {
             reader.note(at, format_args!("'{field}' is missing: the profile doc has no default thresholds"));
         }
-        // What is missing would contradict what is there.
+        // Defaults stand in for missing thresholds, and would contradict those that are set.
         if missing.is_empty() {
             thresholds.problems().into_iter().for_each(|problem| reader.note(at, problem));
         }

@@ -16,7 +16,9 @@ use futures_util::FutureExt as _;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use rouse::{fleet::event::Event, model::ModelName, units::Millis};
-use rouse_config::{Config, KubernetesConfig, SaturationConfig, WatchedNamespaces as Namespaces};
+use rouse_config::{
+    Config, ImageVolumes, KubernetesConfig, SaturationConfig, WatchedNamespaces as Namespaces,
+};
 use rouse_net::lease::TickClock;
 use rouse_platform::{DriverClient, ReadinessCheck};
 use tokio::{
@@ -67,6 +69,8 @@ pub enum ClusterChange {
 
 /// Name of the Lease that the leader holds.
 const LEASE_NAME: &str = "rouse-controller";
+/// Maximum number of writes in flight of each part that may have thousands of them to do and none that is urgent.
+const MAX_MINOR_WRITES: usize = 16;
 /// How often the log repeats which lists the API server has not returned yet.
 const SYNC_WARN_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -169,7 +173,8 @@ impl ClusterRuntime {
         let (resolved_tx, resolved) = watch::channel(None);
         let awaited = InitialLists::default();
         let (mut controllers, mut tasks) = (JoinSet::new(), JoinSet::new());
-        let (event_sender, recorder) = EventRecorder::new(of_models.clone(), writer.clone(), name.clone());
+        let (event_sender, recorder) =
+            EventRecorder::new(of_models.clone(), writer.with_own_limit(MAX_MINOR_WRITES), name.clone());
         tasks.spawn_on(recorder.run(), threads.models.handle());
 
         let mut watches =
@@ -221,7 +226,7 @@ impl ClusterRuntime {
         if let Some(thread) = &threads.warmup {
             let controller = WarmupController::new(WarmupParts {
                 client: thread.client(&api)?,
-                writer: writer.clone(),
+                writer: writer.with_own_limit(MAX_MINOR_WRITES),
                 clock,
                 events: event_sender,
                 metrics: metrics.warmup.clone(),
@@ -231,7 +236,7 @@ impl ClusterRuntime {
                     retry_delay: settings.warmup.retry_delay,
                     stub_image: settings.stub_image.clone(),
                 },
-                image_volumes: startup::has_image_volumes(&client, settings.warmup.image_volumes).await,
+                image_volumes: settings.warmup.image_volumes == ImageVolumes::Auto,
             });
             let inputs = watches.warmup(resolved.clone(), warmup_lists.clone()).inputs();
             controllers.spawn_on(kit::run(controller, inputs, terms.clone(), clock), thread.handle());

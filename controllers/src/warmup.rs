@@ -189,7 +189,7 @@ impl WarmupController {
             if let WarmupCommand::DeleteWarmup { id } = &command {
                 let name = object_name(id.as_str());
                 let uid = self.index.warmup(&name).and_then(|known| known.object.uid());
-                self.events.tell_expired(&name, &uid.unwrap_or_default());
+                self.events.send_expired(&name, &uid.unwrap_or_default());
             }
             let write = self.write_of(&command, epoch);
             tasks.spawn(self.executor.clone().execute(command, write, epoch));
@@ -198,7 +198,7 @@ impl WarmupController {
             let name = object_name(id.as_str());
             let Some(known) = self.index.warmup(&name) else { continue };
             let stored = status::progress(&name, known.object.status.as_ref());
-            self.events.tell(&name, &known.object.uid().unwrap_or_default(), &stored, &report);
+            self.events.send_new(&name, &known.object.uid().unwrap_or_default(), &stored, &report);
             self.metrics.set_warmup(&name, WarmupNodeGauges::of(&report));
             self.statuses.set(&name, report);
         }
@@ -339,8 +339,7 @@ impl Component for WarmupController {
     fn apply(&mut self, input: WarmupInput, _tasks: &mut kit::Tasks<WarmupOutcome>) {
         match input {
             WarmupInput::Warmups(change) if self.is_current(&change) => {
-                self.index.apply_warmups(&change.delta);
-                self.objects_changed = true;
+                self.objects_changed |= self.index.apply_warmups(&change.delta);
             }
             WarmupInput::WarmupPods(change) if self.is_current(&change) => {
                 self.index.apply_warmup_pods(&change.delta, self.clock.now());
@@ -351,7 +350,7 @@ impl Component for WarmupController {
             WarmupInput::GroupPods(change) if self.is_current(&change) => {
                 self.index.apply_group_pods(&change.delta);
             }
-            WarmupInput::Nodes(delta) => self.index.apply_nodes(&delta),
+            WarmupInput::Nodes(delta) => self.index.apply_nodes(&delta, self.term.is_some()),
             WarmupInput::AcceleratorNodes(delta) => self.index.apply_accelerator_nodes(&delta),
             WarmupInput::Resolved(resolved) => {
                 self.index.set_resolved(resolved);

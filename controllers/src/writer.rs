@@ -29,7 +29,7 @@ use super::{api_error::api_error_message, election::Leadership, failpoint, ledge
 
 /// Field manager of the fields that Rouse writes.
 pub const MANAGER: &str = "rouse";
-/// Timeout of one write with its retries; the write may still have succeeded.
+/// Timeout of one write with its retries, without the wait for a permit; the write may still have succeeded.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of calls in flight; further ones wait. Each has a connection to the API server, with buffers at both
 /// ends: thousands of engines that start at once would open thousands.
@@ -76,6 +76,12 @@ impl ObjectWriter {
     pub fn new(leadership: watch::Receiver<Option<Leadership>>, writes: IntCounterVec) -> Self {
         let permits = Arc::new(Semaphore::new(MAX_IN_FLIGHT));
         Self { leadership, writes, in_flight: watch::Sender::new(0), permits }
+    }
+
+    /// Returns a writer with permits of its own, so that its many writes delay no others.
+    #[must_use]
+    pub(crate) fn with_own_limit(&self, max_in_flight: usize) -> Self {
+        Self { permits: Arc::new(Semaphore::new(max_in_flight)), ..self.clone() }
     }
 
     /// Completes when no write is in flight. Without the claim no new write begins.
@@ -277,10 +283,11 @@ impl ObjectWriter {
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
         F: Future<Output = kube::Result<T>>,
     {
+        let mut seen = fence.seen.clone();
+        // Without a permit: a forged epoch waits here for a renewal.
+        self.confirm(&seen, fence.epoch, Instant::now() + CALL_TIMEOUT).await?;
         let _under_way = self.begin().await;
         let deadline = Instant::now() + CALL_TIMEOUT;
-        let mut seen = fence.seen.clone();
-        self.confirm(&seen, fence.epoch, deadline).await?;
         for attempt in 0..MAX_TRIES {
             // A decision of one tenure must not be written in the next.
             self.leadership_in(fence.epoch)?;
@@ -351,8 +358,10 @@ impl ObjectWriter {
         call: impl Future<Output = kube::Result<T>>,
         classify: fn(kube::Error) -> Error,
     ) -> Result<T, Error> {
+        let epoch = self.leadership()?.epoch;
         let _under_way = self.begin().await;
-        self.leadership()?;
+        // A decision of one term must not be written in the next, however long it waited.
+        self.leadership_in(epoch)?;
         failpoint::hit();
         self.send::<K, T>(call, Instant::now() + CALL_TIMEOUT, classify).await
     }

@@ -201,7 +201,7 @@ impl Adapter {
         self.load_answer(within).await.load()
     }
 
-    /// As [`Self::load`], and says of a missing load whether asking again soon is of use.
+    /// Reads the engine's load. Without one, reports whether the engine has no metrics or the reading failed.
     pub async fn load_answer(&self, within: Duration) -> LoadAnswer {
         match self.client.get("/metrics", within).await {
             Ok(reply) if reply.status == 200 => LoadAnswer::from_page(&reply.body),

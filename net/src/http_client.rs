@@ -137,7 +137,7 @@ impl HttpClient {
     ) -> Result<HttpClientReply, HttpClientError> {
         let request = self.request(method.clone(), path, body, epoch)?;
         let started_at = Instant::now();
-        // Boxed, so that a caller's future needs no room for the exchange while no call is under way.
+        // Boxed, so that a caller's future stays small while no call is under way.
         let exchanged = time::timeout(within, Box::pin(self.exchange(request))).await;
         let reply = exchanged.map_err(|_| HttpClientError::Timeout).flatten();
         if let Some(observer) = &self.observer {

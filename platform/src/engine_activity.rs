@@ -8,8 +8,8 @@
 //!
 //! The readings have several writers: the health watch with each probe, the load reader (`load_reader.rs`) while the
 //! engine serves, and in a cluster the relay, from the reports of the engine's stub. A reading is a moment old, so each
-//! has a time, after which it no longer counts. One that fails says nothing about the load and leaves the last one: a
-//! busy engine answers late. The health watch clears it when it ends.
+//! has a time, after which it no longer counts. A failed reading leaves the last one, because a busy engine answers
+//! late. The health watch clears it when it ends.
 //!
 //! In the other direction, the engine's watcher learns here what no health probe shows: whether the gateway has
 //! requests at the engine, and which of them the engine leaves unanswered.

@@ -215,7 +215,8 @@ impl CountedFleet {
     }
 }
 
-fn adopted_engine(asleep: Option<SleepLevel>) -> AdoptedEngine {
+/// An engine that was awake or asleep when its gateway started.
+pub(in crate::fleet) fn adopted_engine(asleep: Option<SleepLevel>) -> AdoptedEngine {
     AdoptedEngine {
         address: ([127, 0, 0, 1], 9).into(),
         accelerators: vec!["pool".into()],

@@ -1,7 +1,7 @@
 //! Labels of warm nodes, which scheduling prefers.
 //!
 //! A node has the label of a set while a Warmup of that set has it done. A label of a set that belongs to no Warmup, and
-//! to no model that is to be kept warm, is removed. While it is open what a Warmup's nodes are, its labels stay.
+//! to no model that is to be kept warm, is removed. Labels stay while a Warmup's nodes are unknown.
 
 use std::{collections::BTreeSet, ops::Bound};
 
@@ -31,7 +31,7 @@ pub(super) struct RefusedLabels {
 
 impl Warmups {
     /// The writes of labels that are due. Nodes without one are clean from now on.
-    pub(super) fn label_orders(&mut self, now: Tick) -> Vec<WarmupCommand> {
+    pub(super) fn label_commands(&mut self, now: Tick) -> Vec<WarmupCommand> {
         let due: Vec<(Tick, NodeName)> =
             self.labels_due.iter().take_while(|(at, _)| *at <= now).cloned().collect();
         for entry in due {
@@ -50,7 +50,7 @@ impl Warmups {
             }
             let before = commands.len();
             if let Some(known) = self.nodes.get(name) {
-                self.label_orders_of(name, known, now, &mut commands);
+                self.label_commands_of(name, known, now, &mut commands);
             }
             if commands.len() == before {
                 clean.push(name.clone());
@@ -81,7 +81,7 @@ impl Warmups {
         self.refused_labels = Some(RefusedLabels { until, last: last.clone() });
     }
 
-    fn label_orders_of(
+    fn label_commands_of(
         &self,
         node: &NodeName,
         known: &KnownNode,
@@ -139,7 +139,7 @@ impl Warmups {
     }
 
     /// Holds the label until the write is observed.
-    pub(super) fn label_ordered(&mut self, node: &NodeName, set: &WarmSet, is_set: bool, now: Tick) {
+    pub(super) fn label_issued(&mut self, node: &NodeName, set: &WarmSet, is_set: bool, now: Tick) {
         let until = now + OBSERVED_WITHIN;
         self.hold_label(node, set, LabelHold { expected: Some(is_set), until });
         if self.refused_labels.is_some() {
@@ -168,7 +168,7 @@ impl Warmups {
 
 impl KnownNode {
     /// Forgets writes whose effect is observed, and those that nothing was observed of. Returns when they were due.
-    pub(super) fn settle_labels(&mut self, now: Tick) -> Vec<Tick> {
+    pub(super) fn resolve_label_holds(&mut self, now: Tick) -> Vec<Tick> {
         let labels = self.facts.as_ref().map(|facts| &facts.labels_warm);
         let mut settled = Vec::new();
         self.label_holds.retain(|set, hold| {

@@ -44,8 +44,6 @@ pub(super) struct LabelHold {
 #[derive(Clone, Debug)]
 pub(super) struct NodeProgress {
     pub(super) key: NodeKey,
-    /// The pause after the first attempt that ends without success.
-    retry_delay: Millis,
     /// `None` if the node is no target, or not any more.
     pub(super) items: Option<Arc<NodeItems>>,
     pub(super) items_hash: u32,
@@ -86,7 +84,16 @@ pub(super) struct PresentItem {
 /// An ordered Pod, until it is observed or this moment passes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PendingCreate {
+    pub(super) generation: u64,
+    pub(super) attempt: u32,
     pub(super) until: Tick,
+}
+
+impl PendingCreate {
+    /// Whether this is the ordered Pod, and not one of an earlier attempt or generation.
+    pub(super) const fn is_for(&self, pod: &WarmupPod) -> bool {
+        self.generation == pod.generation && self.attempt == pod.attempt
+    }
 }
 
 /// An observed Pod.
@@ -106,10 +113,9 @@ pub(super) struct TrackedPod {
 }
 
 impl NodeProgress {
-    pub(super) fn new(name: &NodeName, retry_delay: Millis) -> Self {
+    pub(super) fn new(name: &NodeName) -> Self {
         Self {
             key: NodeKey::new(name),
-            retry_delay,
             items: None,
             items_hash: 0,
             outcome: NodeOutcome::Open,
@@ -128,13 +134,15 @@ impl NodeProgress {
 
     /// Sets what the node should have, and continues from its record.
     ///
-    /// The record of a node with other items counts no more: the node is warmed again.
+    /// The record of a node with other items counts no more: the node is warmed again. A node that was tried pauses for
+    /// `retry_delay`, doubled with each of its failures.
     pub(super) fn set_items(
         &mut self,
         name: &NodeName,
         items: &Arc<NodeItems>,
         items_hash: u32,
         record: &mut WarmupRecord,
+        retry_delay: Millis,
         now: Tick,
     ) {
         if self.items.is_some() && self.items_hash == items_hash {
@@ -155,8 +163,7 @@ impl NodeProgress {
                         self.restore_cause(items, WarmupCause::from_reason(reason));
                     }
                     RecordedOutcome::Retried => {
-                        self.next_try =
-                            Some(now + back_off::delay(self.retry_delay, name, known.attempts, None));
+                        self.next_try = Some(now + back_off::delay(retry_delay, name, known.attempts, None));
                     }
                 }
             }
@@ -166,10 +173,24 @@ impl NodeProgress {
     }
 
     /// Takes the node out of the targets. It counts no more, unless it was deleted while it was warmed.
-    pub(super) fn leave(&mut self) {
+    ///
+    /// A Warmup that is kept warm never ends, so it would count such nodes for ever: it counts none.
+    pub(super) fn leave(&mut self, keeps_warm: bool) {
         self.items = None;
         let was_deleted = matches!(self.last_cause, Some((_, WarmupCause::NodeGone)));
-        if !(self.outcome == NodeOutcome::Failed && was_deleted) {
+        if keeps_warm || !(self.outcome == NodeOutcome::Failed && was_deleted) {
+            self.forget_attempts();
+        }
+    }
+
+    /// Forgets what the node had, because the node was deleted. Another of the same name has nothing.
+    pub(super) fn lose_items(&mut self) {
+        self.present.clear();
+        self.listed_images.clear();
+        for tracked in self.pods.values_mut() {
+            tracked.is_stale = !tracked.pod.is_unfinished();
+        }
+        if self.outcome == NodeOutcome::Done {
             self.forget_attempts();
         }
     }
@@ -207,10 +228,16 @@ impl NodeProgress {
             && self.creating.is_empty()
     }
 
-    /// Pauses after an attempt that ended without a failure of the node.
-    pub(super) fn interrupt(&mut self, name: &NodeName, cause: Option<(WarmupItem, WarmupCause)>, now: Tick) {
+    /// Pauses after an attempt that ended without a failure of the node: for `retry_delay`, doubled with each in a row.
+    pub(super) fn interrupt(
+        &mut self,
+        name: &NodeName,
+        cause: Option<(WarmupItem, WarmupCause)>,
+        retry_delay: Millis,
+        now: Tick,
+    ) {
         self.interruptions = self.interruptions.saturating_add(1);
-        let until = now + back_off::delay(self.retry_delay, name, self.interruptions, None);
+        let until = now + back_off::delay(retry_delay, name, self.interruptions, None);
         self.next_try = self.next_try.max(Some(until));
         if cause.is_some() {
             self.last_cause = cause;

@@ -110,6 +110,10 @@ impl NodeContext<'_> {
         if retry_at <= self.now || (was_gone && self.known.facts.is_some()) {
             node.forget_attempts();
             record.remove(node.key);
+            // Else the Pod that stays for its log would stand for the attempt that follows.
+            for tracked in node.pods.values_mut() {
+                tracked.is_stale |= matches!(tracked.pod.state, WarmupPodState::Failed { .. });
+            }
         }
     }
 
@@ -140,7 +144,8 @@ impl NodeContext<'_> {
         let mut ended = Vec::new();
         for (name, tracked) in &node.pods {
             let Some(cause) = tracked.pod.cause() else { continue };
-            let is_current = tracked.pod.generation == self.request.generation
+            let is_current = !tracked.is_stale
+                && tracked.pod.generation == self.request.generation
                 && tracked.pod.items_hash == node.items_hash
                 && items.contains(&tracked.pod.item)
                 && !node.present.contains_key(&tracked.pod.item);
@@ -152,7 +157,8 @@ impl NodeContext<'_> {
             let Some(tracked) = node.pods.get_mut(&name) else { continue };
             if !cause.is_failure() {
                 tracked.interrupted = true;
-                node.interrupt(self.name, Some((item, cause)), self.now);
+                let retry_delay = self.request.limits.retry_delay;
+                node.interrupt(self.name, Some((item, cause)), retry_delay, self.now);
                 continue;
             }
             let at = match tracked.pod.state {

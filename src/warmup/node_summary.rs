@@ -20,12 +20,13 @@ impl NodeContext<'_> {
         let is_unusable = is_open && self.unusable().is_some();
         let waits = node.next_try.is_some_and(|at| at > self.now);
         let can_start = is_open && !self.is_finished && !is_unusable && !self.creatable(node).is_empty();
-        let start_class =
-            || match (is_active, node.failures == 0 && node.pods.is_empty() && node.present.is_empty()) {
-                (true, _) => StartClass::Active,
-                (false, false) => StartClass::Begun,
-                (false, true) => StartClass::Fresh,
-            };
+        let is_fresh = node.failures == 0 && node.pods.is_empty() && node.present.is_empty();
+        let start_class = || match (is_active, node.interruptions, is_fresh) {
+            (true, _, _) => StartClass::Active,
+            (false, 0, false) => StartClass::Begun,
+            (false, 0, true) => StartClass::Fresh,
+            (false, times, _) => StartClass::Interrupted(times),
+        };
         let has_deletable_pods = node.pods.values().any(|tracked| self.may_delete(node, tracked));
         let has_ended = self.is_finished || node.outcome != NodeOutcome::Open;
         NodeView {

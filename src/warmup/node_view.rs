@@ -14,7 +14,7 @@ pub(super) struct NodeView {
     /// The outcome, if the node counts.
     pub(super) outcome: Option<NodeOutcome>,
     pub(super) is_active: bool,
-    /// It waits for something that is not in the hands of the Warmup.
+    /// It waits for its node or for a back-off.
     pub(super) is_blocked: bool,
     pub(super) items: ItemCounts,
     pub(super) rank: Option<ListRank>,
@@ -36,6 +36,9 @@ pub(super) enum StartClass {
     /// A node that has begun ends before another begins.
     Begun,
     Fresh,
+    /// This number of attempts was interrupted. The others go first, or a node whose Pods are always refused would keep
+    /// them waiting.
+    Interrupted(u32),
 }
 
 /// The order in which a report lists nodes.
@@ -93,7 +96,7 @@ pub(super) struct WarmupTally {
     pub(super) succeeded: u32,
     pub(super) failed: u32,
     pub(super) active: u32,
-    /// Open nodes that wait for something that is not in the hands of the Warmup.
+    /// Open nodes of which each waits for its node or for a back-off.
     pub(super) blocked: u32,
     pub(super) items: ItemCounts,
     pub(super) listed: BTreeSet<(ListRank, NodeName)>,

@@ -8,7 +8,7 @@ use super::{
     event::WarmupEvent,
     facts::{WarmupNodeFacts, WarmupPod, WarmupPodState},
     ids::{WarmPodName, WarmSet, WarmupId},
-    node_progress::TrackedPod,
+    node_progress::{KnownNode, TrackedPod},
     node_view::NodeView,
     progress::WarmupProgress,
     request::{WarmupRequest, WarmupTargets},
@@ -41,6 +41,7 @@ impl Warmups {
                 if std::mem::replace(&mut known.engines_pulling, pods) != pods {
                     self.touch_node(&node);
                 }
+                self.forget_if_unused(&node);
             }
             WarmupEvent::Executed(command) => self.executed(&command, now),
             WarmupEvent::Failed { command, error } => self.failed(&command, &error, now),
@@ -125,10 +126,12 @@ impl Warmups {
     fn observe_node(&mut self, name: &NodeName, facts: Option<WarmupNodeFacts>, now: Tick) {
         let known = self.nodes.entry(name.clone()).or_default();
         if known.facts == facts {
+            self.forget_if_unused(name);
             return;
         }
+        let is_deleted = facts.is_none();
         known.facts = facts;
-        for until in known.settle_labels(now) {
+        for until in known.resolve_label_holds(now) {
             self.labels_due.remove(&(until, name.clone()));
         }
         // Another write may have been due at the same moment, and so may the next try while labels are refused.
@@ -136,7 +139,22 @@ impl Warmups {
         let due = known.label_holds.values().map(|hold| hold.until).chain(refused);
         self.labels_due.extend(due.map(|until| (until, name.clone())));
         self.labels_dirty.insert(name.clone());
+        if is_deleted {
+            for (id, state) in &mut self.warmups {
+                if state.forget_deleted_node(name) {
+                    self.dirty.insert(id.clone());
+                }
+            }
+        }
         self.touch_node(name);
+        self.forget_if_unused(name);
+    }
+
+    /// Events also name nodes that do not exist any more, or that no Warmup has.
+    fn forget_if_unused(&mut self, name: &NodeName) {
+        if self.nodes.get(name).is_some_and(KnownNode::is_unused) {
+            self.nodes.remove(name);
+        }
     }
 
     fn observe_pod(&mut self, name: WarmPodName, pod: WarmupPod) {
@@ -147,8 +165,11 @@ impl Warmups {
         self.pods.insert(name.clone(), at);
         let (id, node_name) = (pod.warmup.clone(), pod.node.clone());
         let node = self.warmups.entry(id.clone()).or_default().node_mut(&node_name);
-        node.creating.remove(&pod.item);
-        if !matches!(pod.state, WarmupPodState::Pending { .. } | WarmupPodState::Failed { .. }) {
+        if node.creating.get(&pod.item).is_some_and(|create| create.is_for(&pod)) {
+            node.creating.remove(&pod.item);
+        }
+        // A Pod that pulls can still be interrupted, and then the pauses must grow.
+        if matches!(pod.state, WarmupPodState::Present { .. } | WarmupPodState::Done { .. }) {
             node.interruptions = 0;
         }
         let had_failed = !self.is_listed && pod.cause().is_some_and(WarmupCause::is_failure);
@@ -170,7 +191,8 @@ impl Warmups {
         // ever.
         let was_expected = tracked.deleting_until.is_some() || !tracked.pod.is_unfinished();
         if !was_expected {
-            state.node_mut(&node_name).interrupt(&node_name, None, now);
+            let retry_delay = state.retry_delay();
+            state.node_mut(&node_name).interrupt(&node_name, None, retry_delay, now);
         }
     }
 

@@ -51,7 +51,8 @@ impl WarmupState {
         commands
     }
 
-    /// Begins with nodes that have begun already, then with the others in the order of their names.
+    /// Begins with nodes that have begun already, then with the others in the order of their names. Interrupted ones
+    /// are last.
     fn begin(
         &self,
         id: &WarmupId,

@@ -1,4 +1,4 @@
-//! Takes commands as ordered, and their outcomes.
+//! Takes commands as issued, and their outcomes.
 
 use super::{
     Warmups, back_off,
@@ -14,8 +14,8 @@ use crate::{
     units::{Millis, Tick},
 };
 
-/// Time for which an order is taken to be under way if nothing is heard of it.
-const ORDERED_WITHIN: Millis = Millis::secs(120);
+/// Time after which a command without an outcome counts as lost.
+const ISSUED_WITHIN: Millis = Millis::secs(120);
 /// Time from an executed creation until the Pod must be observed. Then it was deleted meanwhile.
 const CREATED_WITHIN: Millis = Millis::secs(30);
 /// Time until the effect of a creation whose reply was lost must be observed.
@@ -78,22 +78,22 @@ impl Warmups {
     ) {
         let Some(state) = self.warmups.get_mut(id) else { return };
         state.dirty.insert(name.clone());
-        let refusals = state.creation.refusals.saturating_add(1);
+        let (refusals, retry_delay) = (state.creation.refusals.saturating_add(1), state.retry_delay());
         let node = state.nodes.get_mut(name);
         match error {
             CommandError::Refused(message) => {
                 let cause = WarmupCause::refused(message);
                 if let Some(node) = node {
                     node.creating.remove(item);
-                    node.interrupt(name, Some((item.clone(), cause.clone())), now);
+                    node.interrupt(name, Some((item.clone(), cause.clone())), retry_delay, now);
                 }
-                let pause = back_off::delay(state.retry_delay(), name, refusals, None);
+                let pause = back_off::delay(retry_delay, name, refusals, None);
                 state.refuse_creation(pause, cause, now);
             }
             // It may have been executed: until its Pod would be observed, the node counts as active.
             CommandError::Transient => {
                 if let Some(node) = node {
-                    node.interrupt(name, None, now);
+                    node.interrupt(name, None, retry_delay, now);
                     if let Some(create) = node.creating.get_mut(item) {
                         create.until = now + UNKNOWN_WITHIN;
                     }
@@ -103,13 +103,14 @@ impl Warmups {
         self.dirty.insert(id.clone());
     }
 
-    /// Takes a command as ordered.
-    pub(super) fn ordered(&mut self, command: &WarmupCommand, now: Tick) {
-        let until = now + ORDERED_WITHIN;
+    /// Takes a command as issued.
+    pub(super) fn record_issued(&mut self, command: &WarmupCommand, now: Tick) {
+        let until = now + ISSUED_WITHIN;
         match command {
-            WarmupCommand::CreatePod { id, node, item, .. } => {
+            WarmupCommand::CreatePod { id, node, item, generation, attempt, .. } => {
                 if let Some(state) = self.warmups.get_mut(id) {
-                    state.node_mut(node).creating.insert(item.clone(), PendingCreate { until });
+                    let create = PendingCreate { generation: *generation, attempt: *attempt, until };
+                    state.node_mut(node).creating.insert(item.clone(), create);
                     self.dirty.insert(id.clone());
                 }
             }
@@ -121,8 +122,8 @@ impl Warmups {
                 }
                 self.dirty.insert(id.clone());
             }
-            WarmupCommand::SetWarm { node, set } => self.label_ordered(node, set, true, now),
-            WarmupCommand::RemoveWarm { node, set } => self.label_ordered(node, set, false, now),
+            WarmupCommand::SetWarm { node, set } => self.label_issued(node, set, true, now),
+            WarmupCommand::RemoveWarm { node, set } => self.label_issued(node, set, false, now),
             WarmupCommand::DeleteWarmup { id } => {
                 if let Some(state) = self.warmups.get_mut(id) {
                     state.deleting_until = Some(until);

@@ -14,7 +14,7 @@ use crate::units::{Millis, Tick};
 
 /// Time for which a Warmup waits for its target, unless its own timeout is shorter.
 const TARGET_TIMEOUT: Millis = Millis::secs(600);
-/// Longest time without a look at the clock while a deadline is ahead.
+/// Longest interval between two plans while a deadline is ahead.
 const MAX_RECHECK: Millis = Millis::secs(600);
 
 impl WarmupState {
@@ -35,9 +35,13 @@ impl WarmupState {
         self.progress.phase = if request.paused { WarmupPhase::Paused } else { WarmupPhase::InProgress };
         let elapsed = self.progress.elapsed(now);
         self.missing_since = is_missing.then(|| self.missing_since.unwrap_or(elapsed));
+        if request.keep_warm {
+            // It never ends: a target that is refused now may be valid later.
+            return false;
+        }
         if is_refused {
             self.end(WarmupPhase::Failed, WarmupReason::InvalidSpec, now);
-        } else if !request.keep_warm {
+        } else {
             self.judge_progress(&request, now);
         }
         self.progress.phase.is_finished()
@@ -92,8 +96,8 @@ impl WarmupState {
 
     /// Whether the finished Warmup may be deleted, which no status can follow: the end must be stored.
     pub(super) fn is_expired(&self, now: Tick) -> bool {
-        let is_ordered = self.deleting_until.is_some_and(|until| until > now);
-        !is_ordered
+        let is_issued = self.deleting_until.is_some_and(|until| until > now);
+        !is_issued
             && self.stored.completion.is_some()
             && self.stored.generation == self.progress.generation
             && self.expiry().is_some_and(|at| at <= now)

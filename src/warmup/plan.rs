@@ -3,7 +3,10 @@
 //! The passes are apart because Warmups wait for each other's pulls: the end of one must be known before another
 //! decides.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use super::{
     Warmups, command::WarmupCommand, ids::WarmupId, orders::PlannedPulls, report::WarmupReport,
@@ -38,31 +41,30 @@ impl Warmups {
         for (_, id) in order {
             self.plan_one(&id, &mut pulls, &mut plan, now);
         }
-        plan.commands.append(&mut self.label_orders(now));
+        plan.commands.append(&mut self.label_commands(now));
         plan
     }
 
     fn refresh_all(&mut self, now: Tick) {
         let mut queue: Vec<WarmupId> = self.dirty.iter().cloned().collect();
         while let Some(id) = queue.pop() {
-            queue.append(&mut self.refresh_one(&id, now));
+            queue.extend(self.refresh_one(&id, now));
         }
     }
 
     /// Returns the Warmups whose nodes are affected.
-    fn refresh_one(&mut self, id: &WarmupId, now: Tick) -> Vec<WarmupId> {
-        let Some(state) = self.warmups.get_mut(id) else { return Vec::new() };
+    fn refresh_one(&mut self, id: &WarmupId, now: Tick) -> BTreeSet<WarmupId> {
+        let Some(state) = self.warmups.get_mut(id) else { return BTreeSet::new() };
         let RefreshEffects { pulls_changed, outcomes_changed } = state.refresh(id, &mut self.nodes, now);
         self.labels_dirty.extend(outcomes_changed);
-        let mut affected = Vec::new();
+        let mut affected = BTreeSet::new();
         for name in pulls_changed {
             let Some(known) = self.nodes.get(&name) else { continue };
             for other in known.warmups.iter().filter(|other| *other != id) {
                 let Some(state) = self.warmups.get_mut(other) else { continue };
                 state.dirty.insert(name.clone());
-                if self.dirty.insert(other.clone()) || affected.last() != Some(other) {
-                    affected.push(other.clone());
-                }
+                self.dirty.insert(other.clone());
+                affected.insert(other.clone());
             }
         }
         affected

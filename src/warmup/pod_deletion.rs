@@ -13,8 +13,8 @@ use super::{
 impl NodeContext<'_> {
     /// Whether to order the deletion of the Pod now.
     pub(super) fn may_delete(&self, node: &NodeProgress, tracked: &TrackedPod) -> bool {
-        let is_ordered = tracked.deleting_until.is_some_and(|until| until > self.now);
-        !tracked.pod.terminating && !is_ordered && self.is_spent(node, tracked)
+        let is_issued = tracked.deleting_until.is_some_and(|until| until > self.now);
+        !tracked.pod.terminating && !is_issued && self.is_spent(node, tracked)
     }
 
     fn is_spent(&self, node: &NodeProgress, tracked: &TrackedPod) -> bool {

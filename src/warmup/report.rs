@@ -60,7 +60,7 @@ pub struct NodeReport {
     /// Failures so far.
     pub attempts: u32,
     pub next_try: Option<Tick>,
-    /// Duration of the last attempt, or of the present one so far as it was last observed.
+    /// Duration of the last attempt that ended.
     pub duration: Option<Millis>,
     pub digest: Option<String>,
 }

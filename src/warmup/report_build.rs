@@ -53,18 +53,19 @@ impl WarmupState {
         if let Some(reason) = self.ended {
             return reason;
         }
-        let keeps_warm = self.request.as_ref().is_some_and(|request| request.keep_warm);
         match self.progress.phase {
             WarmupPhase::Completed if counts.failed > 0 => WarmupReason::CompletedWithFailures,
             WarmupPhase::Completed => WarmupReason::AllNodesWarm,
             WarmupPhase::Failed => self.former_failure(counts),
             WarmupPhase::Paused => WarmupReason::Paused,
             WarmupPhase::New | WarmupPhase::InProgress => {
-                if counts.desired == 0 {
+                if matches!(self.targets, Some(WarmupTargets::Refused { .. })) {
+                    WarmupReason::InvalidSpec
+                } else if counts.desired == 0 {
                     WarmupReason::WaitingForTarget
-                } else if self.creation.cause.is_some() {
+                } else if self.creation.cause.is_some() && self.tally.open > 0 {
                     WarmupReason::PodsRefused
-                } else if keeps_warm && self.tally.open == 0 {
+                } else if self.keeps_warm() && self.tally.open == 0 {
                     WarmupReason::KeepingWarm
                 } else if self.tally.open > 0 && self.tally.blocked == self.tally.open {
                     WarmupReason::WaitingForNodes

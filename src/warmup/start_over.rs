@@ -10,7 +10,7 @@ use super::{
     request::{NodeItems, WarmupRequest, WarmupTargets},
     state::{CreationHold, WarmupState},
 };
-use crate::units::Tick;
+use crate::{pairing::ids::NodeName, units::Tick};
 
 /// A record with fewer nodes is not pruned.
 const MIN_PRUNED_LEN: usize = 1000;
@@ -75,9 +75,10 @@ impl WarmupState {
         if self.request.is_none() || (phase.is_finished() && self.has_nodes) {
             return;
         }
+        let (keeps_warm, retry_delay) = (self.keeps_warm(), self.retry_delay());
         for (name, node) in &mut self.nodes {
             if !targets.contains_key(name) && node.items.is_some() {
-                node.leave();
+                node.leave(keeps_warm);
                 self.dirty.insert(name.clone());
             }
         }
@@ -93,17 +94,35 @@ impl WarmupState {
             if phase == WarmupPhase::Completed && is_newer() {
                 continue;
             }
-            let retry_delay = self.retry_delay();
-            let node = self.nodes.entry(name.clone()).or_insert_with(|| NodeProgress::new(name, retry_delay));
+            let node = self.nodes.entry(name.clone()).or_insert_with(|| NodeProgress::new(name));
             if !(self.has_nodes && node.items.is_some() && node.items_hash == hash) {
                 self.dirty.insert(name.clone());
             }
-            node.set_items(name, items, hash, &mut self.progress.record, now);
+            node.set_items(name, items, hash, &mut self.progress.record, retry_delay, now);
         }
         self.has_nodes = true;
         let target_count = targets.len();
         self.prune_record(target_count);
         self.count_lost_nodes();
+    }
+
+    /// Forgets what a node had that was deleted, if the Warmup is kept warm: another node of the same name has nothing.
+    ///
+    /// Returns whether that changes anything.
+    pub(super) fn forget_deleted_node(&mut self, name: &NodeName) -> bool {
+        if !self.keeps_warm() {
+            return false;
+        }
+        let key = NodeKey::new(name);
+        let was_done =
+            self.progress.record.get(key).is_some_and(|node| node.outcome == RecordedOutcome::Done);
+        if was_done {
+            self.progress.record.remove(key);
+        }
+        let Some(node) = self.nodes.get_mut(name) else { return was_done };
+        node.lose_items();
+        self.dirty.insert(name.clone());
+        true
     }
 
     /// Forgets nodes that are no targets any more, once they are many: nodes of an autoscaler have ever new names.
@@ -113,10 +132,16 @@ impl WarmupState {
         }
         let keys: BTreeSet<NodeKey> = self.nodes.values().map(|node| node.key).collect();
         let gone = RecordedOutcome::Failed(WarmupCause::NodeGone.reason());
-        self.progress.record.retain(|key, node| keys.contains(&key) || node.outcome == gone);
+        // Lost nodes count, except in a Warmup that never ends.
+        let keeps_lost = !self.keeps_warm();
+        self.progress.record.retain(|key, node| keys.contains(&key) || (keeps_lost && node.outcome == gone));
     }
 
     fn count_lost_nodes(&mut self) {
+        if self.keeps_warm() {
+            self.lost_earlier = 0;
+            return;
+        }
         let gone = RecordedOutcome::Failed(WarmupCause::NodeGone.reason());
         let mut lost: BTreeSet<_> = self
             .progress

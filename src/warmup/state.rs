@@ -143,6 +143,10 @@ impl WarmupState {
             .map_or_else(|| WarmupLimits::default().retry_delay, |request| request.limits.retry_delay)
     }
 
+    pub(super) fn keeps_warm(&self) -> bool {
+        self.request.as_ref().is_some_and(|request| request.keep_warm)
+    }
+
     /// Records that a new Pod was refused, with the pause of the whole Warmup if it is the first since the last pause.
     pub(super) fn refuse_creation(&mut self, pause: Millis, cause: WarmupCause, now: Tick) {
         if self.creation.until.is_none_or(|until| until <= now) {
@@ -154,8 +158,7 @@ impl WarmupState {
 
     pub(super) fn node_mut(&mut self, name: &NodeName) -> &mut NodeProgress {
         self.dirty.insert(name.clone());
-        let retry_delay = self.retry_delay();
-        self.nodes.entry(name.clone()).or_insert_with(|| NodeProgress::new(name, retry_delay))
+        self.nodes.entry(name.clone()).or_insert_with(|| NodeProgress::new(name))
     }
 
     pub(super) fn is_creating(&self) -> bool {
@@ -179,7 +182,7 @@ impl KnownNode {
     }
 
     /// Neither existing nor of interest.
-    fn is_unused(&self) -> bool {
+    pub(super) fn is_unused(&self) -> bool {
         self.facts.is_none() && self.warmups.is_empty() && self.engines_pulling == 0 && self.pulls.is_empty()
     }
 }

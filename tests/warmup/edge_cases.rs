@@ -295,24 +295,15 @@ fn a_quota_or_admission_refuses_and_is_named_with_a_pause() {
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let mut cluster =
         WarmupHarness::new(&names, WarmupLimits { parallelism: Some(4), ..WarmupLimits::default() });
-    let refuse = |cluster: &mut WarmupHarness| {
-        let plan = cluster.warmups.plan(cluster.now);
-        cluster.warmups.issued(&plan.commands, cluster.now);
-        for command in &plan.commands {
-            let error = CommandError::Refused("exceeded quota: pods=0".to_owned());
-            cluster.send(WarmupEvent::Failed { command: command.clone(), error });
-        }
-        plan.commands.len()
-    };
-    assert_eq!(refuse(&mut cluster), 4);
+    assert_eq!(cluster.refuse().len(), 4);
     // No other node is tried meanwhile, and then a single one.
     assert!(cluster.settle().is_empty());
     assert_eq!(cluster.report().reason, WarmupReason::PodsRefused);
     assert!(cluster.report().message.ends_with("the Pod is refused: exceeded quota: pods=0"));
     assert_eq!(cluster.cause("n00"), Some(WarmupCause::Refused("exceeded quota: pods=0".to_owned())));
     cluster.now = cluster.now + Millis::secs(13);
-    assert_eq!(refuse(&mut cluster), 1);
-    assert_eq!(refuse(&mut cluster), 0);
+    assert_eq!(cluster.refuse().len(), 1);
+    assert_eq!(cluster.refuse().len(), 0);
     cluster.now = cluster.now + Millis::secs(26);
     // One shows that the quota has room again, and the others follow.
     assert_eq!(created(&cluster.settle()).len(), 4);

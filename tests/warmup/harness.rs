@@ -9,8 +9,8 @@ use rouse::{
     pairing::ids::NodeName,
     units::{Millis, Tick},
     warmup::{
-        ImageName, NodeItems, WarmPodName, WarmupCause, WarmupCommand, WarmupEvent, WarmupId, WarmupItem,
-        WarmupLimits, WarmupNodeFacts, WarmupPod, WarmupPodState, WarmupProgress, WarmupReport,
+        CommandError, ImageName, NodeItems, WarmPodName, WarmupCause, WarmupCommand, WarmupEvent, WarmupId,
+        WarmupItem, WarmupLimits, WarmupNodeFacts, WarmupPod, WarmupPodState, WarmupProgress, WarmupReport,
         WarmupRequest, WarmupTargets, Warmups,
     },
 };
@@ -238,6 +238,17 @@ impl WarmupHarness {
                 self.send(WarmupEvent::WarmupDeleted(id.clone()));
             }
         }
+    }
+
+    /// Plans once. A quota refuses all commands.
+    pub(crate) fn refuse(&mut self) -> Vec<WarmupCommand> {
+        let commands = self.warmups.plan(self.now).commands;
+        self.warmups.issued(&commands, self.now);
+        for command in commands.clone() {
+            let error = CommandError::Refused("exceeded quota: pods=0".to_owned());
+            self.send(WarmupEvent::Failed { command, error });
+        }
+        commands
     }
 
     pub(crate) fn remove_pod(&mut self, name: &WarmPodName) {

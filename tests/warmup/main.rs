@@ -3,6 +3,7 @@
 //! | Edge case | Shown by `edge_cases` or, where named, by |
 //! |---|---|
 //! | node deleted in the middle | `a_node_that_is_deleted_fails_at_once_if_it_was_named_or_had_begun` |
+//! | deleted node comes back | `keep_warm::a_node_that_is_deleted_and_comes_back_under_its_name_is_warmed_again` |
 //! | node cordoned, not ready, tainted | `a_node_that_takes_no_pods_is_named_with_its_cause_and_takes_no_room` |
 //! | host name label differs from the node's name | the controller: Pods are bound by the node's name |
 //! | node by name or by the scheduler | the controller: affinity, so quota and resources apply |
@@ -16,6 +17,7 @@
 //! | failed Pods are collected | `attempts_survive_the_collection_of_pods_and_a_restart` |
 //! | unlimited retries | `retries_without_a_limit_back_off_to_minutes` |
 //! | Pods deleted by hand | `pods_deleted_by_hand_change_no_outcome` |
+//! | Pods deleted while they pull | `interruptions::a_client_that_deletes_pods_meets_longer_pauses_each_time` |
 //! | creations fail | `a_quota_or_admission_refuses_and_is_named_with_a_pause` |
 //! | group without bound Pods; missing group | `a_target_that_is_not_there_is_waited_for_and_then_missed` |
 //! | spec edited while it runs | `an_edit_redoes_the_nodes_whose_items_changed_and_no_others` |
@@ -30,6 +32,8 @@
 mod causes;
 mod edge_cases;
 mod harness;
+mod interruptions;
+mod keep_warm;
 mod labels;
 mod properties;
 mod records;

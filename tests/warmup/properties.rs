@@ -164,7 +164,12 @@ fn events(states: &[FoundNode]) -> Vec<WarmupEvent> {
         generation: 1,
         created: START,
         paused: false,
-        limits: WarmupLimits { parallelism: Some(3), max_failed_nodes: 2, ..WarmupLimits::default() },
+        limits: WarmupLimits {
+            parallelism: Some(3),
+            max_failed_nodes: 2,
+            retry_delay: Millis::secs(40),
+            ..WarmupLimits::default()
+        },
         keep_warm: false,
         set: SET.into(),
         tolerations: Vec::new(),

@@ -83,11 +83,11 @@ impl NodeActions {
     }
 
     /// Adds an image, unless another spelling of it is there.
-    fn add_image(&mut self, image: ImageName) {
+    pub(crate) fn add_image(&mut self, image: ImageName) {
         let canonical =
-            |image: &ImageName| ImageReference::parse(image.as_str()).map(|parsed| parsed.canonical());
+            |image: &ImageName| ImageReference::parse(image.as_str()).ok().map(|parsed| parsed.canonical());
         let name = canonical(&image);
-        if !self.images.iter().any(|known| canonical(known) == name) {
+        if name.is_none() || !self.images.iter().any(|known| canonical(known) == name) {
             self.images.insert(image);
         }
     }

@@ -99,7 +99,7 @@ pub fn model_status(
     let peak = peak(facts.peak, stored.observed_peak_memory.as_ref());
     let used = declared.zip(peak).and_then(|(declared, peak)| usage(declared, peak));
     let saturation = saturation(model, facts, stored);
-    let learned = facts.learned.clone().or_else(|| stored.learned.clone());
+    let learned = merge_learned(facts.learned.as_ref(), stored.learned.as_ref());
     let last_request = facts.last_request.max(stored.last_request_time.as_ref().map(tick));
     InferenceModelStatus {
         observed_generation: model.generation(),
@@ -240,18 +240,23 @@ fn variants(
             desired,
             reason: target.map(|target| target.reason.clone()),
             decided: target.map_or(unchanged, |target| target.decided.clone()),
-            learned: variant_learned(facts.learned_of_variants.get(&variant.name), stored),
+            learned: merge_learned(facts.learned_of_variants.get(&variant.name), stored),
         }
     };
     served.model.variants.iter().map(status).collect()
 }
 
-/// Returns what is known of a variant. Unknown values stay as they are stored.
-fn variant_learned(known: Option<&LearnedStatus>, stored: Option<&LearnedStatus>) -> Option<LearnedStatus> {
-    let observed = known.and_then(|known| known.peak.as_ref()?.bytes().ok());
-    let peak = peak(observed, stored.and_then(|stored| stored.peak.as_ref()));
-    let learned = known.or(stored)?.clone();
-    Some(LearnedStatus { peak: peak.map(Quantity::from), ..learned })
+/// Returns what has been learned. Unknown values stay as they are stored.
+fn merge_learned(known: Option<&LearnedStatus>, stored: Option<&LearnedStatus>) -> Option<LearnedStatus> {
+    let (Some(known), Some(stored)) = (known, stored) else { return known.or(stored).cloned() };
+    let observed = known.peak.as_ref().and_then(|peak| peak.bytes().ok());
+    Some(LearnedStatus {
+        peak: peak(observed, stored.peak.as_ref()).map(Quantity::from),
+        residue: known.residue.as_ref().or(stored.residue.as_ref()).cloned(),
+        start_millis: known.start_millis.or(stored.start_millis),
+        wake_millis: known.wake_millis.or(stored.wake_millis),
+        sleep_millis: known.sleep_millis.or(stored.sleep_millis),
+    })
 }
 
 fn conditions(

@@ -357,6 +357,37 @@ fn a_peak_is_kept_and_written_again_once_it_is_a_hundredth_higher() {
 }
 
 #[test]
+fn what_a_new_leader_has_not_measured_yet_stays_as_it_is_stored() {
+    let mut spec = model();
+    spec["variants"] = json!([{"name": "small", "cost": 1}]);
+    let resolved = settled(pool(), spec);
+    let of = |learned: &LearnedStatus, gib, stored: Option<&InferenceModelStatus>| {
+        let facts = ModelFacts {
+            peak: Some(Bytes::gib(gib)),
+            learned: Some(learned.clone()),
+            learned_of_variants: [(VariantName::from("small"), learned.clone())].into(),
+            ..ModelFacts::default()
+        };
+        model_status(seen(&resolved), &facts, stored, NOW)
+    };
+    let whole = LearnedStatus {
+        peak: Some(Bytes::gib(50).into()),
+        residue: Some(Bytes::gib(2).into()),
+        start_millis: Some(90),
+        wake_millis: Some(7),
+        sleep_millis: Some(5),
+    };
+    let first = of(&whole, 50, None);
+    assert_eq!(first.learned.as_ref(), Some(&whole));
+    let peak = Some(Bytes::gib(60).into());
+    let only_peak = LearnedStatus { peak, ..LearnedStatus::default() };
+    let expected = LearnedStatus { peak: only_peak.peak.clone(), ..whole };
+    let later = of(&only_peak, 60, Some(&first));
+    assert_eq!(later.learned.as_ref(), Some(&expected));
+    assert_eq!(later.variants[0].learned.as_ref(), Some(&expected));
+}
+
+#[test]
 fn a_new_leader_has_what_was_learned_of_each_variant() {
     let mut spec = model();
     spec["variants"] = json!([{"name": "large", "cost": 9}, {"name": "small", "cost": 1}]);

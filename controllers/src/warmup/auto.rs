@@ -6,7 +6,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::{Api, Client};
@@ -32,8 +32,7 @@ const MAX_NAME_CHARS: usize = 253;
 const PARALLELISM: u32 = 2;
 /// Number of nodes that may fail. No cluster has so many: one bad node must not end the warming of the others.
 const MAX_FAILED_NODES: u32 = 100_000;
-/// Interval between two writes of the same Warmup. A write takes at most half of this time, and its result arrives by
-/// the watch within the rest.
+/// Interval between two writes of the same Warmup. Once it has a permit, a write takes at most half of this time.
 const RETRY_INTERVAL: Millis = Millis::secs(10);
 
 /// A change to a Warmup of a model.
@@ -71,7 +70,8 @@ impl OwnedWarmups {
         now: Tick,
     ) -> Vec<OwnedWarmupChange> {
         let open = changes(resolved, existing);
-        self.next_tries.retain(|name, _| open.iter().any(|change| change.name() == name));
+        let names: BTreeSet<&ObjectName> = open.iter().map(OwnedWarmupChange::name).collect();
+        self.next_tries.retain(|name, _| names.contains(name));
         let is_due =
             |change: &OwnedWarmupChange| self.next_tries.get(change.name()).is_none_or(|at| *at <= now);
         let due: Vec<OwnedWarmupChange> = open.into_iter().filter(is_due).collect();
@@ -91,7 +91,7 @@ impl OwnedWarmups {
 }
 
 impl OwnedWarmupChange {
-    const fn name(&self) -> &ObjectName {
+    pub(super) const fn name(&self) -> &ObjectName {
         match self {
             Self::Create { name, .. } | Self::Update { name, .. } | Self::Delete { name, .. } => name,
         }
@@ -107,6 +107,7 @@ impl OwnedWarmupChange {
         match self {
             Self::Create { mut object, .. } => {
                 merge::into(&mut object, &stamp);
+                writer.leadership_in(epoch)?;
                 writer.create(&api, &object).await.map(drop)
             }
             Self::Update { name, uid, mut object } => {
@@ -117,6 +118,7 @@ impl OwnedWarmupChange {
                 merge::into(&mut object, &stamp);
                 let version = json!({"metadata": {"resourceVersion": found.metadata.resource_version}});
                 merge::into(&mut object, &version);
+                writer.leadership_in(epoch)?;
                 writer.apply(&api, &name.name, &object).await.map(drop)
             }
             Self::Delete { name, metadata } => {

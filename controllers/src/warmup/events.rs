@@ -17,58 +17,58 @@ use crate::{
 /// Number of failed nodes that one Event names.
 const MAX_NAMED_NODES: usize = 3;
 
-/// What was last told of each Warmup.
+/// What the last Events on each Warmup said.
 pub(super) struct WarmupEvents {
     sender: EventSender,
-    told: BTreeMap<ObjectName, ToldState>,
-    /// Warmups whose deletion was told.
+    sent: BTreeMap<ObjectName, SentState>,
+    /// Warmups with an Event on their deletion.
     expired: BTreeSet<ObjectName>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct ToldState {
+struct SentState {
     phase: WarmupPhase,
     /// An edit begins the Warmup anew.
     start: Option<Tick>,
-    /// Failed nodes; `None` until a first report: those were told by a former leader.
+    /// Failed nodes; `None` until a first report: a former leader has sent Events on those.
     failed: Option<BTreeSet<NodeName>>,
 }
 
 impl WarmupEvents {
     pub(super) const fn new(sender: EventSender) -> Self {
-        Self { sender, told: BTreeMap::new(), expired: BTreeSet::new() }
+        Self { sender, sent: BTreeMap::new(), expired: BTreeSet::new() }
     }
 
-    /// Forgets what was told, at the end of a term.
+    /// Forgets what was sent, at the end of a term.
     pub(super) fn clear(&mut self) {
-        self.told.clear();
+        self.sent.clear();
         self.expired.clear();
     }
 
     pub(super) fn forget(&mut self, name: &ObjectName) {
-        self.told.remove(name);
+        self.sent.remove(name);
         self.expired.remove(name);
     }
 
-    /// Tells what is new in a report. `stored`: the progress that a former leader has told.
-    pub(super) fn tell(
+    /// Sends Events on what is new in a report. `stored`: the progress on which a former leader has sent Events.
+    pub(super) fn send_new(
         &mut self,
         name: &ObjectName,
         uid: &str,
         stored: &WarmupProgress,
         report: &WarmupReport,
     ) {
-        let told = self.told.entry(name.clone()).or_insert_with(|| {
+        let sent = self.sent.entry(name.clone()).or_insert_with(|| {
             let failed = stored.start.is_none().then(BTreeSet::new);
-            ToldState { phase: stored.phase, start: stored.start, failed }
+            SentState { phase: stored.phase, start: stored.start, failed }
         });
-        for content in news(told, report) {
+        for content in new_events(sent, report) {
             self.send(name, uid, content);
         }
     }
 
-    /// Tells once that a finished Warmup is deleted. A deletion that fails is tried again.
-    pub(super) fn tell_expired(&mut self, name: &ObjectName, uid: &str) {
+    /// Sends one Event on the deletion of a finished Warmup. A deletion that fails is tried again.
+    pub(super) fn send_expired(&mut self, name: &ObjectName, uid: &str) {
         if self.expired.insert(name.clone()) {
             let note = "the Warmup has ended ttlSecondsAfterFinished ago: it is deleted, with its Pods";
             self.send(name, uid, EventReason::Expired.with_note(note));
@@ -81,26 +81,26 @@ impl WarmupEvents {
     }
 }
 
-/// Returns what is new, and takes it as told.
-fn news(told: &mut ToldState, report: &WarmupReport) -> Vec<EventContent> {
+/// Returns the Events on what is new, and takes them as sent.
+fn new_events(sent: &mut SentState, report: &WarmupReport) -> Vec<EventContent> {
     let mut events = Vec::new();
     let progress = &report.progress;
     // A status has whole seconds.
     let seconds = |start: Option<Tick>| start.map(|start| start.0 / 1000);
-    let has_begun = progress.start.is_some() && seconds(progress.start) != seconds(told.start);
+    let has_begun = progress.start.is_some() && seconds(progress.start) != seconds(sent.start);
     if has_begun {
         events.push(EventReason::Started.with_note(report.message.as_str()));
-        told.failed = Some(BTreeSet::new());
+        sent.failed = Some(BTreeSet::new());
     }
     let failed: Vec<&NodeReport> =
         report.nodes.iter().filter(|node| node.state == ItemState::Failed).collect();
-    if let Some(known) = &told.failed {
+    if let Some(known) = &sent.failed {
         let new: Vec<&NodeReport> =
             failed.iter().copied().filter(|node| !known.contains(&node.node)).collect();
         events.extend(failed_nodes(&new).map(|note| EventReason::NodeFailed.with_note(note)));
     }
-    told.failed = Some(failed.into_iter().map(|node| node.node.clone()).collect());
-    let before = if has_begun { WarmupPhase::InProgress } else { told.phase };
+    sent.failed = Some(failed.into_iter().map(|node| node.node.clone()).collect());
+    let before = if has_begun { WarmupPhase::InProgress } else { sent.phase };
     let reason = match progress.phase {
         phase if phase == before => None,
         WarmupPhase::Paused => Some(EventReason::Paused),
@@ -110,7 +110,7 @@ fn news(told: &mut ToldState, report: &WarmupReport) -> Vec<EventContent> {
         WarmupPhase::InProgress | WarmupPhase::New => None,
     };
     events.extend(reason.map(|reason| reason.with_note(report.message.as_str())));
-    (told.phase, told.start) = (progress.phase, progress.start);
+    (sent.phase, sent.start) = (progress.phase, progress.start);
     events
 }
 
@@ -159,30 +159,30 @@ mod tests {
         }
     }
 
-    fn reasons(told: &mut ToldState, report: &WarmupReport) -> Vec<EventReason> {
-        news(told, report).into_iter().map(|event| event.reason).collect()
+    fn reasons(sent: &mut SentState, report: &WarmupReport) -> Vec<EventReason> {
+        new_events(sent, report).into_iter().map(|event| event.reason).collect()
     }
 
     #[test]
     fn each_phase_and_each_failed_node_has_one_event() {
         use EventReason::{Completed, NodeFailed, Paused, Resumed, Started};
-        let mut told = ToldState { failed: Some(BTreeSet::new()), ..ToldState::default() };
+        let mut sent = SentState { failed: Some(BTreeSet::new()), ..SentState::default() };
         let running = report(WarmupPhase::InProgress, &[]);
-        assert_eq!(reasons(&mut told, &running), [Started]);
-        assert_eq!(reasons(&mut told, &running), []);
+        assert_eq!(reasons(&mut sent, &running), [Started]);
+        assert_eq!(reasons(&mut sent, &running), []);
         let one_failed = report(WarmupPhase::InProgress, &["a"]);
-        assert_eq!(reasons(&mut told, &one_failed), [NodeFailed]);
-        assert_eq!(reasons(&mut told, &one_failed), []);
-        assert_eq!(reasons(&mut told, &report(WarmupPhase::Paused, &["a"])), [Paused]);
-        assert_eq!(reasons(&mut told, &report(WarmupPhase::InProgress, &["a"])), [Resumed]);
-        assert_eq!(reasons(&mut told, &report(WarmupPhase::Completed, &["a", "b"])), [NodeFailed, Completed]);
+        assert_eq!(reasons(&mut sent, &one_failed), [NodeFailed]);
+        assert_eq!(reasons(&mut sent, &one_failed), []);
+        assert_eq!(reasons(&mut sent, &report(WarmupPhase::Paused, &["a"])), [Paused]);
+        assert_eq!(reasons(&mut sent, &report(WarmupPhase::InProgress, &["a"])), [Resumed]);
+        assert_eq!(reasons(&mut sent, &report(WarmupPhase::Completed, &["a", "b"])), [NodeFailed, Completed]);
     }
 
     #[test]
     fn a_new_leader_repeats_no_event_of_its_predecessor() {
-        let mut told = ToldState { phase: WarmupPhase::InProgress, start: Some(Tick(5_900)), failed: None };
-        assert_eq!(reasons(&mut told, &report(WarmupPhase::InProgress, &["a"])), []);
-        assert_eq!(reasons(&mut told, &report(WarmupPhase::Failed, &["a"])), [EventReason::Failed]);
+        let mut sent = SentState { phase: WarmupPhase::InProgress, start: Some(Tick(5_900)), failed: None };
+        assert_eq!(reasons(&mut sent, &report(WarmupPhase::InProgress, &["a"])), []);
+        assert_eq!(reasons(&mut sent, &report(WarmupPhase::Failed, &["a"])), [EventReason::Failed]);
     }
 
     #[test]
@@ -190,8 +190,8 @@ mod tests {
         let (sender, mut sent) = EventSender::for_test();
         let mut events = WarmupEvents::new(sender);
         let name = ObjectName::new("chat", "w");
-        events.tell_expired(&name, "u");
-        events.tell_expired(&name, "u");
+        events.send_expired(&name, "u");
+        events.send_expired(&name, "u");
         let sent: Vec<EventRequest> = std::iter::from_fn(|| sent.try_recv().ok()).collect();
         assert_eq!(sent.len(), 1);
         assert_eq!((sent[0].uid.as_str(), sent[0].content.reason), ("u", EventReason::Expired));

@@ -62,7 +62,8 @@ pub(crate) enum WarmupOutcome {
     Status {
         name: ObjectName,
         version: Option<String>,
-        result: Result<(), Error>,
+        /// The version that the object has then.
+        result: Result<Option<String>, Error>,
     },
     /// A Warmup of a model was written, or not. It is tried again by itself.
     Owned,
@@ -156,7 +157,10 @@ impl WarmupExecutor {
     ) -> WarmupOutcome {
         let warmups: Api<Warmup> = Api::namespaced(self.client.clone(), &name.namespace);
         let result = match self.writer.leadership_in(epoch) {
-            Ok(_) => self.writer.apply_status(&warmups, &name.name, &object).await.map(drop),
+            Ok(_) => {
+                let applied = self.writer.apply_status(&warmups, &name.name, &object).await;
+                applied.map(|warmup: Warmup| warmup.resource_version())
+            }
             Err(error) => Err(error),
         };
         WarmupOutcome::Status { name, version, result }
@@ -164,8 +168,9 @@ impl WarmupExecutor {
 
     /// Writes a Warmup of a model.
     pub(super) async fn write_owned(self, change: OwnedWarmupChange, epoch: u64) -> WarmupOutcome {
-        if let Err(error) = Box::pin(change.clone().execute(self.client, self.writer, epoch)).await {
-            tracing::warn!(%error, ?change, "the Warmup of a model is not written, retrying");
+        let name = change.name().clone();
+        if let Err(error) = Box::pin(change.execute(self.client, self.writer, epoch)).await {
+            tracing::warn!(%error, warmup = %name, "the Warmup of a model is not written, retrying");
         }
         WarmupOutcome::Owned
     }

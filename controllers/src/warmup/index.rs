@@ -118,11 +118,14 @@ impl KnownWarmup {
 
     /// Whether the targets depend on the nodes in this way.
     fn depends_on(&self, change: CandidateChange) -> bool {
-        match self.accepted.as_ref().map(|accepted| &accepted.target) {
-            Ok(WarmupTarget::Model { nodes: Some(_), .. }) => change >= CandidateChange::Order,
-            Ok(_) => change >= CandidateChange::Nodes,
-            Err(_) => false,
-        }
+        let least = if self.is_limited() { CandidateChange::Order } else { CandidateChange::Nodes };
+        self.accepted.is_ok() && change >= least
+    }
+
+    /// Whether the target chooses among the nodes that fit.
+    fn is_limited(&self) -> bool {
+        let target = self.accepted.as_ref().map(|accepted| &accepted.target);
+        matches!(target, Ok(WarmupTarget::Model { nodes: Some(_), .. }))
     }
 
     fn model(&self) -> Option<&ObjectName> {
@@ -188,17 +191,24 @@ impl WarmupIndex {
             && self.groups.is_listed(lists)
     }
 
-    pub(super) fn apply_warmups(&mut self, delta: &Delta<Warmup>) {
+    /// Returns whether more than statuses may have changed.
+    pub(super) fn apply_warmups(&mut self, delta: &Delta<Warmup>) -> bool {
         match delta {
             Delta::All { namespace, objects } => {
                 for name in missing(&self.warmups, namespace.as_deref(), objects) {
                     self.remove_warmup(&name);
                 }
-                objects.iter().for_each(|found| self.set_warmup(found));
+                for found in objects {
+                    self.set_warmup(found);
+                }
                 self.listed.insert(namespace.clone());
+                true
             }
             Delta::Applied(found) => self.set_warmup(found),
-            Delta::Deleted(name) => self.remove_warmup(name),
+            Delta::Deleted(name) => {
+                self.remove_warmup(name);
+                true
+            }
         }
     }
 
@@ -214,8 +224,12 @@ impl WarmupIndex {
         self.groups.apply(delta);
     }
 
-    pub(super) fn apply_nodes(&mut self, delta: &Delta<Node>) {
+    /// Takes a change of nodes. Only a leader asks later which have changed.
+    pub(super) fn apply_nodes(&mut self, delta: &Delta<Node>, leads: bool) {
         self.nodes.apply(delta);
+        if !leads {
+            self.nodes.forget_changes();
+        }
     }
 
     pub(super) fn apply_accelerator_nodes(&mut self, delta: &Delta<AcceleratorNode>) {
@@ -341,9 +355,10 @@ impl WarmupIndex {
         gauges.collect()
     }
 
-    fn set_warmup(&mut self, found: &WatchedObject<Warmup>) {
+    /// Returns whether more than the status has changed.
+    fn set_warmup(&mut self, found: &WatchedObject<Warmup>) -> bool {
         // An object that cannot be read stays what it was.
-        let WatchedObject::Readable(object) = found else { return };
+        let WatchedObject::Readable(object) = found else { return false };
         let name = found.name();
         self.pods.set_uid(&name, object.metadata.uid.as_deref());
         let before = self.warmups.remove(&name);
@@ -357,7 +372,12 @@ impl WarmupIndex {
         };
         let stored = Arc::new(status::progress(&name, object.status.as_ref()));
         let object = Arc::clone(object);
-        let known = match before.filter(is_same) {
+        let before = before.filter(is_same);
+        let has_changed = before.as_ref().is_none_or(|before| {
+            let (then, now) = (&before.object.metadata, &object.metadata);
+            then.deletion_timestamp != now.deletion_timestamp || then.owner_references != now.owner_references
+        });
+        let known = match before {
             Some(before) => KnownWarmup { object, stored, ..before },
             None => {
                 let accepted = convert(&object, self.settings.retry_delay);
@@ -371,6 +391,7 @@ impl WarmupIndex {
         }
         self.changed.insert(name.clone());
         self.warmups.insert(name, known);
+        has_changed
     }
 
     fn remove_warmup(&mut self, name: &ObjectName) {
@@ -385,10 +406,12 @@ impl WarmupIndex {
     fn resolve_targets(&mut self, events: &mut Vec<WarmupEvent>) {
         let change = self.nodes.take_change();
         let groups = self.groups.take_changed();
-        for (name, known) in &self.warmups {
-            if known.depends_on(change) || known.group().is_some_and(|group| groups.contains(group)) {
-                self.stale.insert(name.clone());
-            }
+        if change != CandidateChange::Nothing || !groups.is_empty() {
+            let is_stale = |known: &KnownWarmup| {
+                known.depends_on(change) || known.group().is_some_and(|group| groups.contains(group))
+            };
+            let stale = self.warmups.iter().filter(|(_, known)| is_stale(known));
+            self.stale.extend(stale.map(|(name, _)| name.clone()));
         }
         let mut images_changed = false;
         for name in std::mem::take(&mut self.stale) {
@@ -420,6 +443,8 @@ impl WarmupIndex {
             }
         };
         let former = match &known.targets {
+            // Nodes that were chosen before matter only where not all of them are.
+            _ if !known.is_limited() => BTreeSet::new(),
             Some(targets) => targets.actions.keys().cloned().collect(),
             // A new leader keeps the nodes on which a former one has begun.
             None => {

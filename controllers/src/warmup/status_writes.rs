@@ -81,23 +81,23 @@ impl StatusWrites {
         }
     }
 
-    /// Takes the outcome of a write of this version.
+    /// Takes the outcome of a write of this version: the version that the object has then.
     pub(super) fn finished(
         &mut self,
         name: &ObjectName,
         version: Option<String>,
-        result: &Result<(), Error>,
+        result: &Result<Option<String>, Error>,
         now: Tick,
     ) {
         let Some(pending) = self.warmups.get_mut(name) else { return };
         let Some(report) = pending.in_flight.take() else { return };
         pending.has_failed = result.is_err();
         match result {
-            Ok(()) => {
+            Ok(written) => {
                 pending.phase = Some(report.progress.phase);
                 pending.not_before = now + MIN_INTERVAL;
-                // The object has another version now.
-                pending.outdated = version;
+                // The object has another version now, unless the write changed nothing.
+                pending.outdated = version.filter(|sent| written.as_ref() != Some(sent));
                 return;
             }
             Err(Error::Conflict) => {
@@ -166,13 +166,17 @@ mod tests {
         assert_eq!(writes.begin(&name).unwrap().active, 1);
         writes.set(&name, report(WarmupPhase::InProgress, 2));
         assert!(!is_due(&mut writes, "1", 5_000), "one write is under way");
-        writes.finished(&name, Some("1".to_owned()), &Ok(()), Tick(5_000));
+        writes.finished(&name, Some("1".to_owned()), &Ok(Some("2".to_owned())), Tick(5_000));
         assert!(!is_due(&mut writes, "1", 6_000), "the object of the first write is still to come");
         assert!(!is_due(&mut writes, "2", 5_500));
         assert_eq!(writes.next_deadline(), Some(Tick(6_000)));
         assert!(is_due(&mut writes, "2", 6_000));
         writes.set(&name, report(WarmupPhase::Completed, 0));
         assert!(is_due(&mut writes, "2", 5_500), "the phase is another");
+        writes.begin(&name).unwrap();
+        writes.finished(&name, Some("2".to_owned()), &Ok(Some("2".to_owned())), Tick(7_000));
+        writes.set(&name, report(WarmupPhase::Completed, 1));
+        assert!(is_due(&mut writes, "2", 8_000), "a write that changes nothing makes no version to wait for");
     }
 
     #[test]

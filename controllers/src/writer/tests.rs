@@ -115,6 +115,25 @@ async fn few_writes_are_in_flight_at_once_and_the_others_follow() {
     writer.wait_idle().await;
 }
 
+#[tokio::test]
+async fn a_write_that_waited_for_a_permit_is_not_sent_in_the_next_term() {
+    let claims = watch::Sender::new(Some(Leadership::aged(7, Duration::ZERO)));
+    let counts = IntCounterVec::new(Opts::new("writes", "of a test"), &["kind", "outcome"]).unwrap();
+    let writer = ObjectWriter::new(claims.subscribe(), counts).with_own_limit(1);
+    // No server has this address, and the write must not ask for one.
+    let url = "http://127.0.0.1:1".parse().unwrap();
+    let pods: Api<Pod> = Api::namespaced(Client::try_from(kube::Config::new(url)).unwrap(), "default");
+    let held = writer.begin().await;
+    let waiting = tokio::spawn({
+        let (writer, pods) = (writer.clone(), pods.clone());
+        async move { writer.create(&pods, &json!({"metadata": {"name": "p"}})).await }
+    });
+    tokio::task::yield_now().await;
+    claims.send_replace(Some(Leadership::aged(8, Duration::ZERO)));
+    drop(held);
+    assert!(matches!(waiting.await.unwrap(), Err(Error::NotLeading)));
+}
+
 /// Returns the connection once it has carried the head of a request.
 async fn request(mut connection: TcpStream) -> TcpStream {
     let mut head = Vec::new();

@@ -74,7 +74,7 @@ impl PlatformRuntime {
         }
     }
 
-    /// Returns what lists the cluster's Warmups; `None` on one machine, where there are none.
+    /// Returns the lister of the cluster's Warmups; `None` on one machine, which has none.
     pub(super) fn warmups(&self) -> Option<Arc<WarmupSource>> {
         let Self::Cluster(cluster, _) = self else { return None };
         let lister = cluster.warmups();

@@ -152,7 +152,7 @@ fn render_table(warmups: &[WarmupSummary], nodes: bool, colours: bool) -> String
             &format!("{}/{}", warmup.succeeded, warmup.desired),
             &warmup.active.to_string(),
             &warmup.failed.to_string(),
-            &warmup.target,
+            &replace_control_chars(&warmup.target),
             &message,
         ])
     }));
@@ -174,7 +174,7 @@ fn render_nodes(warmup: &WarmupSummary, colours: bool) -> String {
         row([
             &node.node,
             &format!("{:?}", node.state),
-            node.item.as_deref().unwrap_or("-"),
+            &replace_control_chars(node.item.as_deref().unwrap_or("-")),
             &node.attempts.to_string(),
             &replace_control_chars(reason),
         ])

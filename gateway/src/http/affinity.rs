@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, StatusCode, uri::PathAndQuery};
-use rouse::{model::EngineId, units::Generation};
+use rouse::model::EngineId;
 use rouse_config::AffinityPolicy;
 use rouse_net::{
     lease::Lease,
@@ -128,26 +128,22 @@ impl EndpointAttempt {
         })
     }
 
-    /// Like [`Self::new`], for an engine that the driver chose.
+    /// Like [`Self::new`], for an engine that the driver chose. `endpoint`: its endpoint, if it is in the routes.
     pub(super) fn for_granted(
         worker: &Rc<WorkerContext>,
-        engine: &EngineId,
-        generation: Generation,
+        route: &ModelRoute,
+        engine: EngineGeneration,
+        endpoint: Option<&Endpoint>,
         path: &PathAndQuery,
     ) -> Option<Box<Self>> {
-        let routes = worker.server.driver.routes();
-        let route = routes.models.get(&engine.model).filter(|route| is_multi_engine(route))?;
-        let is = |e: &&Endpoint| e.engine == *engine && e.generation == generation;
-        Some(Box::new(Self {
-            worker: Rc::clone(worker),
-            engine: (engine.clone(), generation),
-            outlier_reporter: route
-                .endpoints
-                .iter()
-                .find(is)
-                .map(|endpoint| OutlierReporter::new(endpoint, worker.now())),
-            records_response_id: path.path() == RESPONSES_PATH,
-        }))
+        is_multi_engine(route).then(|| {
+            Box::new(Self {
+                worker: Rc::clone(worker),
+                engine,
+                outlier_reporter: endpoint.map(|endpoint| OutlierReporter::new(endpoint, worker.now())),
+                records_response_id: path.path() == RESPONSES_PATH,
+            })
+        })
     }
 
     /// Whether the response must be parsed for its id.

@@ -331,11 +331,14 @@ impl EngineRequest {
         self.context.set_wait(waited);
         let spec = self.spec_for(fingerprint);
         let leased_at = Instant::now();
-        let attempted = EndpointAttempt::for_granted(&self.worker, &engine, generation, &self.path);
         let routes = control.routes();
-        let report_target = routes.models.get(&self.model).filter(|_| spec.stub).and_then(|route| {
-            let endpoint = route.endpoint_of(&(engine.clone(), generation))?;
-            self.report_target(endpoint, leased_at)
+        let route = routes.models.get(&self.model);
+        let granted = (engine.clone(), generation);
+        let endpoint = route.and_then(|route| route.endpoint_of(&granted));
+        let reporting = endpoint.filter(|_| spec.stub);
+        let report_target = reporting.and_then(|endpoint| self.report_target(endpoint, leased_at));
+        let attempted = route.and_then(|route| {
+            EndpointAttempt::for_granted(&self.worker, route, granted, endpoint, &self.path)
         });
         Ok(LeasedEndpoint {
             target: RelayTarget {

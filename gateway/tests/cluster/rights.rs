@@ -3,11 +3,10 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::authorization::v1::ResourceAttributes;
-use rouse_cluster::wait::WAIT_TIMEOUT;
 use rouse_controllers::stub_key::SECRET;
 
 use crate::{
-    site::{GatewayNamespace, LEASE_NAME, ModelScope, is_allowed, resource_attributes},
+    site::{GatewayNamespace, LEASE_NAME, ModelScope, is_allowed, resource_attributes, until_allowed},
     support::cluster,
 };
 
@@ -72,8 +71,8 @@ fn of(rights: &[Rights]) -> BTreeSet<(&'static str, &'static str, &'static str)>
     rights.iter().flat_map(|rights| -> Vec<_> { each(rights) }).collect()
 }
 
-/// Further rights where requesters are. The right to create Pods is one of those where models are, too.
-const DUAL: [Rights; 2] = [("", "pods", &["create"]), ("apps", "replicasets", &["get"])];
+/// The further right where requesters are. Their right to create Pods is one of those where models are, too.
+const DUAL: [Rights; 1] = [("apps", "replicasets", &["get"])];
 
 /// The further right of a gateway that labels warm nodes.
 const WARM_LABELS: [Rights; 1] = [("", "nodes", &["patch"])];
@@ -81,12 +80,8 @@ const WARM_LABELS: [Rights; 1] = [("", "nodes", &["patch"])];
 /// Checks every verb of every resource there against these rights.
 async fn exactly(site: &GatewayNamespace<'_>, namespace: &str, rights: &[&[Rights]]) {
     let client = site.client().await;
-    let known = CLUSTER
-        .iter()
-        .chain(&OWN)
-        .chain(&MODELS)
-        .chain(DUAL.get(1))
-        .map(|(group, resource, _)| (*group, *resource));
+    let known = CLUSTER.iter().chain(&OWN).chain(&MODELS).chain(&DUAL);
+    let known = known.map(|(group, resource, _)| (*group, *resource));
     let mut given = BTreeSet::new();
     for (group, resource) in known.chain(OTHERS) {
         for verb in VERBS {
@@ -151,13 +146,8 @@ async fn a_gateway_with_dual_pods_may_read_replica_sets_and_one_map_as_well() {
         name: Some(name.to_owned()),
         ..resource_attributes("", "configmaps", "get", namespace)
     };
-    let given = async {
-        while !is_allowed(&client, map("gpu-map")).await
-            || !is_allowed(&client, resource_attributes("apps", "replicasets", "get", namespace)).await
-        {
-        }
-    };
-    tokio::time::timeout(WAIT_TIMEOUT, given).await.unwrap();
+    until_allowed(&client, map("gpu-map")).await;
+    until_allowed(&client, resource_attributes("apps", "replicasets", "get", namespace)).await;
     assert!(!is_allowed(&client, map("somebodys")).await);
     exactly(&site, namespace, &[&CLUSTER, &OWN, &MODELS, &DUAL]).await;
 }
@@ -170,9 +160,7 @@ async fn a_gateway_that_labels_warm_nodes_may_patch_nodes_as_well() {
     exactly(&site, namespace, &[&CLUSTER, &OWN, &MODELS]).await;
     site.install("warm-labels.yaml", None).await;
     let client = site.client().await;
-    let given =
-        async { while !is_allowed(&client, resource_attributes("", "nodes", "patch", namespace)).await {} };
-    tokio::time::timeout(WAIT_TIMEOUT, given).await.unwrap();
+    until_allowed(&client, resource_attributes("", "nodes", "patch", namespace)).await;
     exactly(&site, namespace, &[&CLUSTER, &OWN, &MODELS, &WARM_LABELS]).await;
 }
 

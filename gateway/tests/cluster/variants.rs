@@ -64,6 +64,8 @@ async fn the_cheaper_variant_serves_the_first_request_and_each_has_a_deployment_
     world.model("qwen", "40Gi", "", variants(json!({}))).await;
     let gateway = world.gateway("gateway-0", "");
     let client = gateway.client();
+    // While a leader does not know the pool's accelerators, each variant is refused in turn, so any of them may start
+    // first.
     world.until_accelerators().await;
     let answer = blocking(move || client.chat("qwen", false, 4)).await;
     assert_eq!((answer.status, answer.header("x-rouse-cold-start")), (200, "cold"), "{}", answer.text());

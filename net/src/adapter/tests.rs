@@ -10,6 +10,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::{Response, body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
+use rouse_testing::port::ReservedPort;
 use tokio::{net::TcpListener, time::Instant};
 
 use super::*;
@@ -260,15 +261,7 @@ async fn an_engine_without_metrics_differs_from_one_whose_answer_fails() {
         assert_eq!(engine.vllm().load_answer(WITHIN).await, expected, "{answer}");
         assert_eq!(engine.vllm().load(WITHIN).await, expected.load(), "{answer}");
     }
-    let unreachable = Adapter::new(
-        EngineProfile {
-            kind: EngineKind::Vllm,
-            sleep: SleepApi::None,
-            served_name: "m".to_owned(),
-            task: ProbeTask::None,
-            api_key: None,
-        },
-        ([127, 0, 0, 1], 1).into(),
-    );
-    assert_eq!(unreachable.load_answer(WITHIN).await, LoadAnswer::Failed);
+    let nobody = ReservedPort::bind();
+    let refused = FakeEngine { address: nobody.address(), asked: Arc::default() };
+    assert_eq!(refused.vllm().load_answer(WITHIN).await, LoadAnswer::Failed);
 }

@@ -34,16 +34,20 @@ impl OneShotResponse {
     /// Sends a request, and waits for the head of its response.
     ///
     /// # Errors
-    /// [`HttpClientError::Broken`]: the connection ended before, or this is not HTTP/1.
+    /// [`HttpClientError::Broken`]: the connection ended before, this is not HTTP/1, or the request has no path.
     pub(super) async fn open(
         mut connection: Box<dyn Duplex>,
         request: Request<Bytes>,
     ) -> Result<Self, HttpClientError> {
-        let sent = async {
-            connection.write_all(&to_wire(&request)).await?;
-            connection.flush().await
-        };
-        sent.await.map_err(|_| HttpClientError::Broken)?;
+        {
+            let wire = to_wire(&request)?;
+            let sent = async {
+                connection.write_all(&wire).await?;
+                connection.flush().await
+            };
+            // The server may have answered before it read the whole request.
+            drop(sent.await);
+        }
         let (mut received, mut read_bytes) = (BytesMut::new(), FIRST_READ_BYTES);
         loop {
             if read_more(&mut connection, &mut received, &mut read_bytes).await? == 0 {
@@ -111,12 +115,11 @@ async fn read_more(
     Ok(read)
 }
 
-fn to_wire(request: &Request<Bytes>) -> Vec<u8> {
+fn to_wire(request: &Request<Bytes>) -> Result<Vec<u8>, HttpClientError> {
     let (method, body) = (request.method(), request.body());
+    let path = request.uri().path_and_query().ok_or(HttpClientError::Broken)?;
     let mut wire = Vec::with_capacity(256 + body.len());
-    if let Some(path) = request.uri().path_and_query() {
-        write_request_line(&mut wire, method, "", path);
-    }
+    write_request_line(&mut wire, method, "", path);
     for (name, value) in request.headers() {
         for piece in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
             wire.extend_from_slice(piece);
@@ -127,7 +130,7 @@ fn to_wire(request: &Request<Bytes>) -> Vec<u8> {
     }
     wire.extend_from_slice(b"\r\n");
     wire.extend_from_slice(body);
-    wire
+    Ok(wire)
 }
 
 #[cfg(test)]
@@ -136,13 +139,14 @@ mod tests {
 
     use rouse_testing::scripted_engine::scripted;
     use serde_json::json;
+    use tokio::io::{DuplexStream, duplex};
 
     use super::super::HttpClient;
     use super::*;
 
     const LONG: Duration = Duration::from_secs(30);
 
-    /// The outcome of a call whose response arrives in these pieces, and is complete only once the server has closed.
+    /// The outcome of a call to a server that sends these pieces and closes.
     async fn answered(pieces: Vec<Vec<u8>>) -> Result<(u16, Bytes), HttpClientError> {
         let address = scripted(move |mut stream, _| {
             for piece in &pieces {
@@ -160,7 +164,8 @@ mod tests {
         assert_eq!(answered(vec![sized, large.clone()]).await, Ok((200, Bytes::from(large.clone()))));
         let until_close = b"HTTP/1.0 404 Not Found\r\n\r\n".to_vec();
         assert_eq!(answered(vec![until_close, large.clone()]).await, Ok((404, Bytes::from(large))));
-        let chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n2\r\n, \r\n3\r\ntwo\r\n0\r\n\r\n";
+        let chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n\
+            3\r\none\r\n2\r\n, \r\n3\r\ntwo\r\n0\r\n\r\n";
         let bytewise = chunked.iter().map(|byte| vec![*byte]).collect();
         assert_eq!(answered(bytewise).await, Ok((200, Bytes::from_static(b"one, two"))));
         let empty = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n".to_vec();
@@ -177,6 +182,52 @@ mod tests {
         assert_eq!(answered(vec![short]).await, broken);
         let endless = vec![b"HTTP/1.1 200 OK\r\n\r\n".to_vec(), vec![b'x'; super::super::MAX_BODY_BYTES + 1]];
         assert_eq!(answered(endless).await, broken);
+    }
+
+    /// A response that begins with these bytes, and the half of its server, which can send more.
+    async fn opened(sent: &str) -> (OneShotResponse, DuplexStream) {
+        let (connection, mut server) = duplex(4096);
+        server.write_all(sent.as_bytes()).await.unwrap();
+        let request = Request::get("/metrics").body(Bytes::new()).unwrap();
+        (OneShotResponse::open(Box::new(connection), request).await.unwrap(), server)
+    }
+
+    #[tokio::test]
+    async fn a_body_of_known_length_ends_on_an_open_connection_before_the_bytes_after_it() {
+        for framed in [
+            "content-length: 8\r\n\r\none, two",
+            "transfer-encoding: chunked\r\n\r\n5\r\none, \r\n3\r\ntwo\r\n0\r\n\r\n",
+        ] {
+            let (mut response, server) = opened(&format!("HTTP/1.1 200 OK\r\n{framed}HTTP/1.1 500")).await;
+            assert_eq!(response.body(100).await, Ok(Bytes::from_static(b"one, two")), "{framed}");
+            drop(server);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_read_that_is_dropped_before_a_piece_arrives_loses_nothing() {
+        let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+        let (mut response, mut server) = opened(&format!("{head}5\r\none, ")).await;
+        assert_eq!(response.chunk().await, Ok(Some(Bytes::from_static(b"one, "))));
+        server.write_all(b"\r\n3\r").await.unwrap();
+        tokio::select! {
+            biased;
+            piece = response.chunk() => panic!("no piece has arrived: {piece:?}"),
+            () = std::future::ready(()) => {}
+        }
+        server.write_all(b"\ntwo\r\n0\r\n\r\n").await.unwrap();
+        assert_eq!(response.body(100).await, Ok(Bytes::from_static(b"two")));
+    }
+
+    #[tokio::test]
+    async fn an_answer_counts_although_its_server_has_closed_without_reading_the_request() {
+        let (connection, mut server) = duplex(4096);
+        let answer = b"HTTP/1.1 413 Content Too Large\r\ncontent-length: 0\r\n\r\n";
+        server.write_all(answer).await.unwrap();
+        drop(server);
+        let request = Request::post("/v1/gate").body(Bytes::from_static(b"{}")).unwrap();
+        let response = OneShotResponse::open(Box::new(connection), request).await.unwrap();
+        assert_eq!(response.status, 413);
     }
 
     #[tokio::test]

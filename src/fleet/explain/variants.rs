@@ -1,6 +1,6 @@
 //! Numbers of engines by variant: what runs, what should run, and what the next engine waits for.
 //!
-//! Apart from the reasons, because whoever sets the targets reads these numbers for every model in turn.
+//! Apart from the reasons, because the saturation controller reads these numbers for every model in turn.
 
 use std::collections::BTreeMap;
 

@@ -109,6 +109,7 @@ mod tests {
         fleet::{
             Fleet,
             event::{AdoptedEngine, Event, WaiterId},
+            tests::adopted_engine,
         },
         model::{Accelerator, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelSpec},
         sim::simulated_model,
@@ -125,15 +126,8 @@ mod tests {
         let settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
         let models = vec![ModelSpec { explicit_memory: true, ..simulated_model("m", memory) }];
         let configuration = Box::new(FleetConfig { settings, accelerators: vec![gpu], models });
-        let found = AdoptedEngine {
-            address: ([127, 0, 0, 1], 1).into(),
-            accelerators: vec!["gpu-0".into()],
-            asleep: None,
-            ready: true,
-            fingerprint: 1,
-            last_lease_end: Tick(0),
-            started: NOW,
-        };
+        let accelerators = vec!["gpu-0".into()];
+        let found = AdoptedEngine { accelerators, started: NOW, ..adopted_engine(None) };
         let engine = || EngineId::new("m".into(), 0);
         let until = NOW + MAX_LIMIT_AGE;
         let limit = SaturationLimit { leases: Some(1), until, kv_percent: Some(91), waiting: Some(12) };

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use futures_util::{StreamExt as _, stream};
 use rouse::{model::EngineId, units::Generation};
 use rouse_config::EngineConfig;
-use rouse_net::{engine_load, http_client::HttpClient};
+use rouse_net::{engine_load::LoadAnswer, http_client::HttpClient};
 use rouse_platform::EngineReading;
 use tokio::time;
 
@@ -40,9 +40,7 @@ impl EngineAddress {
         let Self { engine, generation, client } = self;
         let reply = client.get("/metrics", READ_TIMEOUT).await;
         let load = match reply {
-            Ok(reply) if reply.status == 200 => {
-                Some(engine_load::parse(&reply.body)).filter(|load| !load.is_unknown())
-            }
+            Ok(reply) if reply.status == 200 => LoadAnswer::from_page(&reply.body).load(),
             Ok(reply) => {
                 tracing::debug!(%engine, status = reply.status, "the engine returned no metrics");
                 None

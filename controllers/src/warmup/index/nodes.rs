@@ -88,9 +88,16 @@ impl NodeIndex {
 
     pub(super) fn apply_accelerators(&mut self, delta: &Delta<AcceleratorNode>) {
         match delta {
-            Delta::All { objects, .. } => objects.iter().for_each(|found| self.set_reserved(found)),
-            Delta::Applied(found) => self.set_reserved(found),
-            Delta::Deleted(_) => {}
+            Delta::All { objects, .. } => {
+                let listed: BTreeSet<String> = objects.iter().map(|found| found.name().name).collect();
+                let gone = self.reserved.keys().filter(|name| !listed.contains(name.as_str()));
+                for name in gone.cloned().collect::<Vec<_>>() {
+                    self.set_reserved(name, None);
+                }
+                objects.iter().for_each(|found| self.accelerators_applied(found));
+            }
+            Delta::Applied(found) => self.accelerators_applied(found),
+            Delta::Deleted(name) => self.set_reserved(NodeName::from(name.name.as_str()), None),
         }
     }
 
@@ -138,7 +145,12 @@ impl NodeIndex {
 
     /// Marks all nodes as changed.
     pub(super) fn mark_all(&mut self) {
-        self.changed.extend(self.nodes.keys().cloned());
+        self.changed = self.nodes.keys().cloned().collect();
+    }
+
+    /// Forgets which nodes have changed, while no leader asks for them.
+    pub(super) fn forget_changes(&mut self) {
+        self.changed.clear();
     }
 
     /// Returns the nodes that have changed; `None` for one that does not exist any more.
@@ -213,16 +225,23 @@ impl NodeIndex {
         }
     }
 
-    fn set_reserved(&mut self, found: &WatchedObject<AcceleratorNode>) {
+    fn accelerators_applied(&mut self, found: &WatchedObject<AcceleratorNode>) {
         let WatchedObject::Readable(node) = found else { return };
-        let name = NodeName::from(node.name_any());
         let reserved = node.status.as_ref().and_then(|status| status.reserved.as_ref()?.bytes().ok());
-        let reserved = reserved.unwrap_or_default();
-        if let Some(candidate) = self.candidates.get_mut(&name).filter(|node| node.reserved != reserved) {
-            candidate.reserved = reserved;
+        self.set_reserved(NodeName::from(node.name_any()), Some(reserved.unwrap_or_default()));
+    }
+
+    /// Takes the memory that is reserved on a node; `None` if it has no accelerators any more.
+    fn set_reserved(&mut self, name: NodeName, reserved: Option<Bytes>) {
+        let now = reserved.unwrap_or_default();
+        if let Some(candidate) = self.candidates.get_mut(&name).filter(|node| node.reserved != now) {
+            candidate.reserved = now;
             self.change = self.change.max(CandidateChange::Order);
         }
-        self.reserved.insert(name, reserved);
+        match reserved {
+            Some(reserved) => drop(self.reserved.insert(name, reserved)),
+            None => drop(self.reserved.remove(&name)),
+        }
     }
 }
 

@@ -45,7 +45,7 @@ fn selects(pool: &str) -> Value {
 
 /// Lists everything of a term, with this Warmup.
 fn list_all(index: &mut WarmupIndex, spec: &Value) {
-    index.apply_nodes(&listed(vec![node("a", &json!({"pool": "x"})), node("b", &json!({}))]));
+    index.apply_nodes(&listed(vec![node("a", &json!({"pool": "x"})), node("b", &json!({}))]), true);
     index.apply_warmup_pods(&listed(Vec::new()), NOW);
     index.apply_engine_pods(&listed(Vec::new()));
     index.apply_group_pods(&listed(Vec::new()));
@@ -75,7 +75,7 @@ fn the_first_events_have_everything_and_later_ones_what_has_changed() {
     assert_eq!(first.iter().filter(|event| matches!(event, WarmupEvent::Node { .. })).count(), 2);
     assert_eq!(index.take_events(), []);
 
-    index.apply_nodes(&Delta::Applied(node("b", &json!({"pool": "x"}))));
+    index.apply_nodes(&Delta::Applied(node("b", &json!({"pool": "x"}))), true);
     let events = index.take_events();
     assert_eq!(target_nodes(&events).unwrap(), ["a", "b"]);
     let is_node = |event: &WarmupEvent| matches!(event, WarmupEvent::Node { .. });
@@ -89,7 +89,7 @@ fn the_label_of_a_warm_node_changes_no_target_and_is_counted() {
     index.take_events();
     let set = index.warmup(&ObjectName::new("chat", "w")).unwrap().request().set;
     let key = label::warm_key(&set);
-    index.apply_nodes(&Delta::Applied(node("a", &json!({"pool": "x", key: "rouse"}))));
+    index.apply_nodes(&Delta::Applied(node("a", &json!({"pool": "x", key: "rouse"}))), true);
     let events = index.take_events();
     assert_eq!(target_nodes(&events), None);
     let gauge = index.warm_sets().remove(&set).unwrap();
@@ -230,13 +230,13 @@ fn an_image_that_a_later_warmup_wants_is_found_on_nodes_that_have_not_changed() 
         images.collect::<Vec<_>>()
     };
     list_all(&mut index, &selects("none"));
-    index.apply_nodes(&Delta::Applied(with_images("docker.io/library/nginx:1.29")));
+    index.apply_nodes(&Delta::Applied(with_images("docker.io/library/nginx:1.29")), true);
     nodes(&mut index);
-    index.apply_nodes(&Delta::Applied(with_images("docker.io/library/nginx:1.29")));
+    index.apply_nodes(&Delta::Applied(with_images("docker.io/library/nginx:1.29")), true);
     assert!(nodes(&mut index).is_empty(), "nothing of it has changed");
     index.apply_warmups(&Delta::Applied(warmup(2, &selects("x"))));
     let has_it = BTreeSet::from([ImageName::from("nginx:1.29")]);
     assert_eq!(nodes(&mut index), [("a".to_owned(), has_it), ("b".to_owned(), BTreeSet::new())]);
-    index.apply_nodes(&Delta::Applied(with_images("docker.io/library/nginx:1.28")));
+    index.apply_nodes(&Delta::Applied(with_images("docker.io/library/nginx:1.28")), true);
     assert_eq!(nodes(&mut index), [("a".to_owned(), BTreeSet::new())]);
 }

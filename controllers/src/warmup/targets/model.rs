@@ -1,9 +1,6 @@
 //! The nodes on which a model's next engine may start.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::api::core::v1::Toleration;
 use rouse::{pairing::ids::NodeName, warmup::ImageName};
@@ -14,7 +11,7 @@ use crate::{
     convert::{ModelHosting, ModelVariant, warmup::NodeActions},
     crd::ledger::ObjectName,
     index::ServedVariant,
-    warmup::{node_facts::canonical, pod_template::images},
+    warmup::pod_template::images,
 };
 
 /// What one variant's engines need, and where they may start.
@@ -117,7 +114,7 @@ fn union<'a>(all: impl Iterator<Item = &'a NodeActions>) -> NodeActions {
     let mut union = NodeActions::default();
     for actions in all {
         union.pull_secrets.extend(actions.pull_secrets.iter().cloned());
-        add_images(&mut union.images, actions.images.iter().cloned());
+        actions.images.iter().for_each(|image| union.add_image(image.clone()));
     }
     union
 }
@@ -125,25 +122,12 @@ fn union<'a>(all: impl Iterator<Item = &'a NodeActions>) -> NodeActions {
 /// Reads what the Pods of an engine need from their template.
 fn actions(pod: &Map<String, Value>, stub_image: &str) -> NodeActions {
     let mut actions = NodeActions::default();
-    add_images(&mut actions.images, images(pod));
-    add_images(&mut actions.images, [ImageName::from(stub_image)]);
+    let all = images(pod).into_iter().chain([ImageName::from(stub_image)]);
+    all.for_each(|image| actions.add_image(image));
     let secrets = list(pod, "imagePullSecrets").iter();
     let names = secrets.filter_map(|secret| secret.get("name")?.as_str());
     actions.pull_secrets.extend(names.map(str::to_owned));
     actions
-}
-
-/// Adds the images of which no other spelling is there.
-fn add_images(known: &mut BTreeSet<ImageName>, more: impl IntoIterator<Item = ImageName>) {
-    for image in more {
-        let is_same = |known: &ImageName| {
-            let name = canonical(known.as_str());
-            name.is_some() && name == canonical(image.as_str())
-        };
-        if !known.iter().any(is_same) {
-            known.insert(image);
-        }
-    }
 }
 
 /// Returns the tolerations of a Pod template. A malformed one is left out, as no Pod with it is created.

@@ -1,6 +1,6 @@
 use std::{sync::Arc, time::Duration};
 
-use rouse::{fault::FailureCause, fault::Fault};
+use rouse::{fault::FailureCause, fault::Fault, units::Generation};
 use rouse_net::{lease::Gate, openai::sse::ResponseScanner};
 use tokio::{sync::watch, time::Instant};
 

@@ -94,7 +94,7 @@ const PASSING: [PullFailure; 4] = [
     ),
 ];
 
-/// The pause after it is long.
+/// A later attempt may succeed. The registry limits the rate of pulls.
 const LIMITED: PullFailure = (
     "limited:1",
     "ErrImagePull",

@@ -240,12 +240,21 @@ impl PlayedPods {
             played.exists = false;
         }
     }
+
+    /// Records that no Pods exist beside these, which have been listed.
+    fn forget_all_but(&mut self, listed: &BTreeSet<String>) {
+        for played in self.all.iter_mut().filter(|played| !listed.contains(&played.uid)) {
+            played.exists = false;
+        }
+    }
 }
 
 async fn run(pods: Api<Pod>, state: Arc<watch::Sender<PlayedPods>>, only_bound: bool) {
     let only = watcher::Config::default().labels(WARMUP_LABEL);
     let mut events = watcher(pods.clone(), only).default_backoff().boxed();
     let mut works = JoinSet::new();
+    // The uids of a list that is under way.
+    let mut listed = BTreeSet::<String>::new();
     loop {
         let event = tokio::select! {
             Some(event) = events.next() => event,
@@ -254,6 +263,9 @@ async fn run(pods: Api<Pod>, state: Arc<watch::Sender<PlayedPods>>, only_bound: 
                 continue;
             }
         };
+        if let Ok(Event::InitApply(pod)) = &event {
+            listed.extend(pod.uid());
+        }
         match event {
             Ok(Event::Apply(pod) | Event::InitApply(pod)) => {
                 let mut work = None;
@@ -268,8 +280,11 @@ async fn run(pods: Api<Pod>, state: Arc<watch::Sender<PlayedPods>>, only_bound: 
                 }
             }
             Ok(Event::Delete(pod)) => state.send_modify(|state| state.forget(&pod)),
+            Ok(Event::Init) => listed.clear(),
+            // No event tells of a Pod that ended while the watch was interrupted.
+            Ok(Event::InitDone) => state.send_modify(|state| state.forget_all_but(&listed)),
             // An error is one of the connection, from which the watcher recovers.
-            Ok(Event::Init | Event::InitDone) | Err(_) => {}
+            Err(_) => {}
         }
     }
 }

@@ -97,7 +97,7 @@ async fn listed(fixture: &WarmupFixture<'_>) {
 async fn full(fixture: &WarmupFixture<'_>) {
     let (world, node) = (&fixture.world, fixture.node("b"));
     let limits = json!({"resources": {"limits": {"nvidia.com/gpu": "3"}}});
-    world.warmup("full", fixture.action_spec(&["b"], limits, json!({"timeoutSeconds": 4}))).await;
+    world.warmup("full", fixture.action_spec(&["b"], limits, json!({"timeoutSeconds": 10}))).await;
     let named = |status: &WarmupStatus| cause(status, &node) == "NodeFull";
     world.until_warmup("full", "NodeFull", named).await;
     let status = world.until_failed("full").await;

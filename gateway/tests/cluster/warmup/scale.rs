@@ -76,7 +76,7 @@ async fn thousands_of_nodes_are_warmed_fifty_at_a_time_by_a_small_object_and_few
     let nodes = size(WHOLE, TENTH);
     let cluster = own_cluster().await;
     let site = GatewayNamespace::new(&cluster, "warm-scale").await;
-    // It would find all nodes dead.
+    // The controller manager would find all nodes dead.
     cluster.stop_server(ServerRole::ControllerManager).await;
     Box::pin(crowd::all::<Node>(&Api::all(site.admin.clone()), nodes, node)).await;
     let watched = site.namespace.name().to_owned();

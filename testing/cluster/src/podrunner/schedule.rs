@@ -2,10 +2,10 @@
 //!
 //! This implements the part of the scheduler whose effects Rouse can observe: node selectors and required node
 //! affinity, taints, whole units of extended resources, preferred node affinity, and preferred affinity by labels to
-//! Pods of the same namespace on the same node. A Pod holds its units until it is in a terminal phase or its object is gone, whatever its
-//! processes do. CPU and memory are not counted, since Pods here share one machine anyway. Of the nodes that fit, the
-//! preferred node wins, then the node with the most free units, then the emptiest, then the first by name: the same
-//! Pods are always placed alike.
+//! Pods of the same namespace on the same node. A Pod holds its units until it is in a terminal phase or its object is
+//! gone, whatever its processes do. CPU and memory are not counted, since Pods here share one machine anyway. Of the
+//! nodes that fit, the preferred node wins, then the node with the most free units, then the emptiest, then the first
+//! by name: the same Pods are always placed alike.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
