@@ -16,8 +16,8 @@
 //!
 //! [`fleet`] decides for models: `plan` starts and evicts engines, `dispatch` grants and refuses, `explain` words the
 //! reasons. [`pairing`] decides for dual pods. [`saturation`] decides how many replicas each variant of a model runs.
-//! [`warmup`] decides which images and actions nodes get ahead of their Pods. [`fault`] has every refusal. [`sim`]
-//! simulates worlds for all of them.
+//! [`warmup`] decides which images and actions nodes get ahead of their Pods. [`slots`] has the ledger of devices that
+//! several containers share. [`fault`] has every refusal. [`sim`] simulates worlds for all of them.
 //!
 //! In production, only the gateway's driver calls these three functions, and it alone reads the clock for them.
 
@@ -43,6 +43,7 @@ pub mod shell_words;
     reason = "a simulated world, which no bytes from outside reach; a panic there is a finding"
 )]
 pub mod sim;
+pub mod slots;
 pub mod stable_hash;
 pub mod units;
 pub mod warmup;

@@ -84,8 +84,9 @@ impl FileWatcher {
         while tokio::time::timeout(debounce, self.changed_once()).await.is_ok() {}
     }
 
-    /// Completes at the first event of a change: a file was written or replaced, or may have been.
-    async fn changed_once(&mut self) {
+    /// Completes at the first event of a change: a file was written or replaced, or may have been. No event is lost if
+    /// the caller drops the future.
+    pub async fn changed_once(&mut self) {
         loop {
             let read = tokio::select! {
                 read = events(&self.inotify) => read,

@@ -13,6 +13,7 @@
 //!              ├─ calls(account)         what it was asked for, by whom             (audit_log)
 //!              ├─ PodRunner              scheduler and kubelet for its own nodes    (podrunner)
 //!              └─ KubeletNode            or a real kubelet, with containers         (node)
+//!   DeviceManager                       a kubelet's sockets for device plugins      (device_manager)
 //! ```
 //!
 //! A cluster has its own runtime on its own thread: each test has its own runtime, and a blocked test must stop neither
@@ -48,6 +49,7 @@ mod audit_log;
 mod binaries;
 mod control_plane;
 mod counter;
+pub mod device_manager;
 mod link;
 mod namespace;
 pub mod node;
