@@ -39,11 +39,17 @@ const MAX_SERIES: usize = 8192;
 const SERIES_TIMEOUT: Duration = Duration::from_secs(6 * 60);
 /// Minimum interval between two writes of one Event.
 const MIN_REWRITE_INTERVAL: Duration = Duration::from_secs(60);
-/// Pause between writes.
+/// Pause between writes, once a burst of [`BURST`] is used up.
 ///
-/// Without it the Events of a hundred new Pods would keep the API server from serving those Pods. With it, Events take at
-/// most half of the 20 writes a second that a leader may make, even after thousands of engines have started.
+/// Events then take at most half of the 20 writes a second that a leader may make, even after thousands of engines have
+/// started.
 const WRITE_INTERVAL: Duration = Duration::from_millis(100);
+/// Pause between the writes of a burst: thousands of new models get their Events soon.
+///
+/// Without a pause the Events of a hundred new Pods would keep the API server from serving those Pods.
+const BURST_INTERVAL: Duration = Duration::from_millis(50);
+/// Number of writes in a burst. Each pause that is left out earns one again.
+const BURST: u32 = 2000;
 const CONTROLLER: &str = "rouse.dev/gateway";
 /// Maximum number of tries to write an Event, and the pause after the first one, which doubles with each.
 const MAX_TRIES: u32 = 5;
@@ -112,6 +118,7 @@ impl EventRecorder {
     /// Runs until all senders are dropped.
     pub async fn run(mut self) {
         let mut next = Instant::now();
+        let mut pacer = EventPacer::new(next);
         loop {
             let due = self.aggregator.due.first().map(|(at, _)| next.max(*at));
             let sleep = async {
@@ -130,7 +137,7 @@ impl EventRecorder {
                     if let Some((key, event)) = self.aggregator.next(Instant::now(), &self.instance) {
                         let written = self.write(event).await;
                         self.aggregator.wrote(key, written, Instant::now());
-                        next = Instant::now() + WRITE_INTERVAL;
+                        next = Instant::now() + pacer.pause(Instant::now());
                     }
                 }
             }
@@ -152,6 +159,31 @@ impl EventRecorder {
         };
         tracing::debug!(name, %error, retries, "Event write failed");
         !retries
+    }
+}
+
+/// The pauses between writes of Events.
+#[derive(Debug)]
+struct EventPacer {
+    /// Writes that the burst has left.
+    left: u32,
+    last_write: Instant,
+}
+
+impl EventPacer {
+    const fn new(now: Instant) -> Self {
+        Self { left: BURST, last_write: now }
+    }
+
+    /// Returns the pause after a write at this moment.
+    fn pause(&mut self, now: Instant) -> Duration {
+        let pauses = now.duration_since(self.last_write).as_millis() / WRITE_INTERVAL.as_millis();
+        let earned = u32::try_from(pauses).unwrap_or(BURST).saturating_sub(1);
+        self.last_write = now;
+        self.left = self.left.saturating_add(earned).min(BURST);
+        let Some(left) = self.left.checked_sub(1) else { return WRITE_INTERVAL };
+        self.left = left;
+        BURST_INTERVAL
     }
 }
 

@@ -133,3 +133,25 @@ fn a_failed_write_is_repeated_with_pauses_and_then_given_up() {
     book.wrote(key, true, now);
     assert!(book.due.is_empty());
 }
+
+#[test]
+fn a_burst_of_events_ends_and_is_earned_again_by_pauses() {
+    let begun = Instant::now();
+    let (mut pacer, mut at) = (EventPacer::new(begun), begun);
+    let mut write = |pacer: &mut EventPacer, more: Duration| {
+        at += more;
+        let pause = pacer.pause(at);
+        at += pause;
+        pause
+    };
+    for _ in 0..BURST {
+        assert_eq!(write(&mut pacer, Duration::ZERO), BURST_INTERVAL);
+    }
+    for _ in 0..10 {
+        assert_eq!(write(&mut pacer, Duration::ZERO), WRITE_INTERVAL, "ten a second, however long it lasts");
+    }
+    let rest = WRITE_INTERVAL * 3;
+    assert_eq!(write(&mut pacer, rest), BURST_INTERVAL);
+    let pauses: Vec<Duration> = (0..4).map(|_| write(&mut pacer, Duration::ZERO)).collect();
+    assert_eq!(pauses, [BURST_INTERVAL, BURST_INTERVAL, WRITE_INTERVAL, WRITE_INTERVAL]);
+}
