@@ -119,6 +119,9 @@ pub struct Engine {
     /// Reservations refused in a row, for reasons that the decisions do not know.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub conflicts: u32,
+    /// Accelerators that the last start did not get from the cluster; the next one prefers others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub denied_accelerators: Vec<AcceleratorId>,
     /// When sleep was confirmed, while the meter does not show the released memory as free yet.
     pub releasing_since: Option<Tick>,
     /// Deadline of a stop; after it the stop is repeated without grace.
@@ -211,6 +214,7 @@ impl Engine {
             failures: 0,
             failures_since_serving: 0,
             conflicts: 0,
+            denied_accelerators: Vec::new(),
             releasing_since: None,
             stop_retry_at: Tick(0),
             startup_began: now,

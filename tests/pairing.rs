@@ -63,6 +63,9 @@ fn no_cluster_breaks_a_promise() {
         "launchers edited",
         "engines displaced",
         "outdated engines evicted",
+        "wants",
+        "bound sleepers",
+        "bound sleepers woken",
     ] {
         assert!(tally.get(what).is_some_and(|n| *n > 100), "hardly any {what}: {tally:?}");
     }

@@ -36,6 +36,8 @@ pub struct ReservationRequest {
     pub host_bytes: Bytes,
     /// Limit on the memory that the namespace's models may reserve in the pool; `None` if unlimited.
     pub quota: Option<Bytes>,
+    /// Where the engine is to run, if the leader has chosen its accelerators; `None` if the kubelet chooses them.
+    pub location: Option<ReservationLocation>,
 }
 
 /// The memory that a sleeping engine keeps, on each accelerator and in its node's RAM.
@@ -61,9 +63,12 @@ pub enum ReservationRefusal {
     Releasing,
     #[error("the ledger has no id left for another reservation")]
     IdsExhausted,
-    /// The engine already has a reservation of another size.
+    /// The engine already has a reservation of another size, or on other accelerators.
     #[error("the engine already has {has} reserved")]
     AlreadyReserved { has: Bytes },
+    /// The accelerators that the leader chose have too little unreserved memory.
+    #[error("{0}")]
+    Location(#[from] LocationError),
 }
 
 /// Returns the pool's grantable memory from its status.
@@ -123,9 +128,16 @@ impl Ledger {
             }
         }
         if let Some(asleep) = self.reservations.iter_mut().find(|known| known.id == reservation.id) {
-            let (node, accelerators) = (asleep.node.take(), std::mem::take(&mut asleep.accelerators));
-            let state = if node.is_some() { ReservationState::Placed } else { ReservationState::Reserved };
-            *asleep = Reservation { node, accelerators, state, ..reservation };
+            *asleep = match asleep.node.take() {
+                // A sleeper wakes where it is.
+                Some(node) => Reservation {
+                    node: Some(node),
+                    accelerators: std::mem::take(&mut asleep.accelerators),
+                    state: ReservationState::Placed,
+                    ..reservation
+                },
+                None => reservation,
+            };
             return Ok(asleep.id);
         }
         // Counting never gets there, but a ledger that was edited by hand may.
@@ -180,6 +192,8 @@ impl Ledger {
 
 impl Reservation {
     fn new(id: u64, request: &ReservationRequest, now: Tick) -> Self {
+        let location = request.location.as_ref();
+        let state = if location.is_some() { ReservationState::Placed } else { ReservationState::Reserved };
         Self {
             id,
             model: request.engine.model.clone(),
@@ -188,16 +202,17 @@ impl Reservation {
             count: request.count,
             bytes: request.bytes,
             host_bytes: request.host_bytes,
-            node: None,
-            accelerators: Vec::new(),
-            state: ReservationState::Reserved,
+            node: location.map(|location| location.node.clone()),
+            accelerators: location.map(|location| location.accelerators.clone()).unwrap_or_default(),
+            state,
             since: now,
         }
     }
 
     fn matches(&self, request: &ReservationRequest) -> bool {
         let sizes = (request.count, request.bytes, request.host_bytes);
-        (self.count, self.bytes, self.host_bytes) == sizes
+        let is_there = request.location.as_ref().is_none_or(|location| self.is_at(location));
+        (self.count, self.bytes, self.host_bytes) == sizes && is_there
     }
 }
 
@@ -238,6 +253,7 @@ mod tests {
             bytes: Bytes::gib(gib),
             host_bytes: Bytes::ZERO,
             quota: None,
+            location: None,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Records Events on models, on Warmups and on Pods of dual pods.
+//! Records Events on models, on Warmups, on DeviceInstances and on Pods.
 //!
 //! A task of its own writes them, and no caller waits for it. Events that do not fit are dropped. A write that fails is
 //! repeated a few times: the API server may be busy, and the renewal of the Lease late. A repetition within minutes
@@ -39,18 +39,14 @@ const MAX_SERIES: usize = 8192;
 const SERIES_TIMEOUT: Duration = Duration::from_secs(6 * 60);
 /// Minimum interval between two writes of one Event.
 const MIN_REWRITE_INTERVAL: Duration = Duration::from_secs(60);
-/// Pause between writes, once a burst of [`BURST`] is used up.
+/// Pause between writes.
 ///
-/// Events then take at most half of the 20 writes a second that a leader may make, even after thousands of engines have
-/// started.
+/// Without it the Events of a hundred new Pods would keep the API server from serving those Pods. With it, Events take at
+/// most half of the 20 writes a second that a leader may make, even after thousands of engines have started.
 const WRITE_INTERVAL: Duration = Duration::from_millis(100);
-/// Pause between the writes of a burst: thousands of new models get their Events soon.
-///
-/// Without a pause the Events of a hundred new Pods would keep the API server from serving those Pods.
-const BURST_INTERVAL: Duration = Duration::from_millis(50);
-/// Number of writes in a burst. Each pause that is left out earns one again.
-const BURST: u32 = 2000;
 const CONTROLLER: &str = "rouse.dev/gateway";
+/// Namespace of Events on objects that have none.
+const CLUSTER_NAMESPACE: &str = "default";
 /// Maximum number of tries to write an Event, and the pause after the first one, which doubles with each.
 const MAX_TRIES: u32 = 5;
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
@@ -65,12 +61,14 @@ pub enum RegardingKind {
     Model,
     Pod,
     Warmup,
+    DeviceInstance,
 }
 
 /// A request to record an Event on an object.
 #[derive(Clone, Debug)]
 pub struct EventRequest {
     pub regarding: RegardingKind,
+    /// Without a namespace for a kind that has none.
     pub object: ObjectName,
     pub uid: String,
     pub content: EventContent,
@@ -118,7 +116,6 @@ impl EventRecorder {
     /// Runs until all senders are dropped.
     pub async fn run(mut self) {
         let mut next = Instant::now();
-        let mut pacer = EventPacer::new(next);
         loop {
             let due = self.aggregator.due.first().map(|(at, _)| next.max(*at));
             let sleep = async {
@@ -137,7 +134,7 @@ impl EventRecorder {
                     if let Some((key, event)) = self.aggregator.next(Instant::now(), &self.instance) {
                         let written = self.write(event).await;
                         self.aggregator.wrote(key, written, Instant::now());
-                        next = Instant::now() + pacer.pause(Instant::now());
+                        next = Instant::now() + WRITE_INTERVAL;
                     }
                 }
             }
@@ -159,31 +156,6 @@ impl EventRecorder {
         };
         tracing::debug!(name, %error, retries, "Event write failed");
         !retries
-    }
-}
-
-/// The pauses between writes of Events.
-#[derive(Debug)]
-struct EventPacer {
-    /// Writes that the burst has left.
-    left: u32,
-    last_write: Instant,
-}
-
-impl EventPacer {
-    const fn new(now: Instant) -> Self {
-        Self { left: BURST, last_write: now }
-    }
-
-    /// Returns the pause after a write at this moment.
-    fn pause(&mut self, now: Instant) -> Duration {
-        let pauses = now.duration_since(self.last_write).as_millis() / WRITE_INTERVAL.as_millis();
-        let earned = u32::try_from(pauses).unwrap_or(BURST).saturating_sub(1);
-        self.last_write = now;
-        self.left = self.left.saturating_add(earned).min(BURST);
-        let Some(left) = self.left.checked_sub(1) else { return WRITE_INTERVAL };
-        self.left = left;
-        BURST_INTERVAL
     }
 }
 
@@ -281,6 +253,7 @@ impl RegardingKind {
             Self::Model => ("rouse.dev/v1alpha1", "InferenceModel"),
             Self::Pod => ("v1", "Pod"),
             Self::Warmup => ("rouse.dev/v1alpha1", "Warmup"),
+            Self::DeviceInstance => ("rouse.dev/v1alpha1", "DeviceInstance"),
         }
     }
 }
@@ -289,13 +262,14 @@ impl AggregatedEvent {
     fn event(&self, instance: &str) -> Event {
         let EventRequest { regarding, object, uid, content } = &self.request;
         let text = |text: &str| Some(text.to_owned());
+        let namespace = Some(object.namespace.clone()).filter(|namespace| !namespace.is_empty());
         let head: String = object.name.chars().take(MAX_NAME_CHARS).collect();
         let word = content.reason.as_str();
         let (version, kind) = regarding.api_version_and_kind();
         let series = EventSeries { count: self.count, last_observed_time: MicroTime(self.last) };
         Event {
             metadata: ObjectMeta {
-                namespace: Some(object.namespace.clone()),
+                namespace: namespace.clone().or_else(|| text(CLUSTER_NAMESPACE)),
                 name: Some(format!("{head}.{}.{:x}", word.to_lowercase(), self.first.as_nanosecond())),
                 ..ObjectMeta::default()
             },
@@ -309,7 +283,7 @@ impl AggregatedEvent {
             regarding: Some(ObjectReference {
                 api_version: text(version),
                 kind: text(kind),
-                namespace: Some(object.namespace.clone()),
+                namespace,
                 name: Some(object.name.clone()),
                 uid: Some(uid.clone()),
                 ..ObjectReference::default()

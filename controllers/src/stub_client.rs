@@ -86,6 +86,15 @@ impl StubClient {
         reply.map(|reply| read(&reply)).transpose()
     }
 
+    /// Makes this a client for the generation that the stub's gate has now; `None` if the gate was never opened.
+    ///
+    /// The pairing controller opens a requester's gate, with generations of its own.
+    pub(crate) async fn for_gate_generation(self) -> Result<Option<Self>, StubClientError> {
+        let gate = self.announce_leader().await?;
+        let generation = gate.map(|gate| gate.generation).filter(|known| *known > Generation::default());
+        Ok(generation.map(|generation| Self { generation, ..self }))
+    }
+
     /// Sets the engine's address. Needed again after the stub's container restarted.
     pub(crate) async fn set_target(&self, engine: SocketAddr) -> Result<(), StubClientError> {
         let body = json!({"address": engine.ip().to_string(), "port": engine.port()});

@@ -1,11 +1,25 @@
-//! Puts an engine to sleep and wakes it through the stub beside it. The Pod stays and keeps its accelerators.
+//! Puts an engine to sleep and wakes it. The Pod stays and keeps its accelerators.
+//!
+//! In mode deployment the stub beside the engine executes the orders. In mode dualPods, in a pool of slots, they go to
+//! the pairing controller, which knows where the engine of the requester is and reports what became of them.
 //!
 //! Engines do not report how deep they sleep, and the next leader must send no request to a sleeping engine. So this
 //! gateway writes the level on the Pod before it orders the sleep, and removes it once the engine is awake again.
 
 use std::{future::pending, net::SocketAddr, sync::Arc, time::Duration};
 
-use rouse::{fault::FailureCause, fleet::event::Event, model::SleepLevel};
+use rouse::{
+    fault::FailureCause,
+    fleet::event::Event,
+    model::SleepLevel,
+    pairing::{
+        EngineReport,
+        command::EngineStopReason,
+        event::WantedState,
+        ids::{NodeName, RequesterId},
+    },
+    units::Bytes,
+};
 use rouse_platform::{engine_client::EngineClient, readiness};
 use serde_json::json;
 
@@ -13,7 +27,9 @@ use super::{
     engine_steps::{self, StepOutcome},
     engine_task::{EngineContext, PodReceiver, RetryBackoff},
 };
-use crate::{stub_client::StubClientError, workload::ASLEEP, writer::Error};
+use crate::{
+    dual_pods::engine_orders::EngineOrder, stub_client::StubClientError, workload::ASLEEP, writer::Error,
+};
 
 /// Timeout of a sleep or wake. Longer than any deadline of the fleet, which limits both.
 const ACTUATION_TIMEOUT: Duration = Duration::from_secs(15 * 60);
@@ -26,8 +42,13 @@ pub(super) async fn sleep(
 ) -> StepOutcome {
     record_level(&context, &pod, Some(level)).await;
     let (engine, generation) = (context.id.clone(), context.generation);
-    let (event, done) = match actuate(&client, &context, false, level).await {
-        Ok(()) => (Event::Slept { engine, generation, level }, StepOutcome::Asleep),
+    let slept = if context.placement.is_actuated_by_pairing() {
+        sleep_by_pairing(&context, &pod, level).await
+    } else {
+        actuate(&client, &context, false, level).await.map(|()| level)
+    };
+    let (event, done) = match slept {
+        Ok(level) => (Event::Slept { engine, generation, level }, StepOutcome::Asleep),
         Err(cause) => {
             let awake = cause == FailureCause::SleepDenied;
             if awake {
@@ -63,18 +84,141 @@ pub(super) async fn wake(
 ) -> StepOutcome {
     let (engine, generation) = (context.id.clone(), context.generation);
     let woken = async {
+        if context.placement.is_actuated_by_pairing() {
+            // It has opened the gate as well, so that the engine can be asked while the level is removed.
+            wait_for(&context, &pod, WantedState::Awake, is_awake).await?;
+            let ready = readiness::wait_until_ready(&client, None);
+            tokio::join!(record_level(&context, &pod, None), ready);
+            return Ok(());
+        }
         actuate(&client, &context, true, level).await?;
         record_level(&context, &pod, None).await;
-        engine_steps::open_stub(&context, client.address).await
+        engine_steps::open_stub(&context, client.address).await?;
+        readiness::wait_until_ready(&client, None).await;
+        Ok::<(), FailureCause>(())
     };
     if let Err(cause) = woken.await {
         context.shared.common.send_event(Event::WakeFailed { engine, generation, cause }).await;
         return StepOutcome::Asleep;
     }
-    readiness::wait_until_ready(&client, None).await;
     context.shared.common.send_event(Event::Ready { engine, generation }).await;
     engine_steps::set_readiness(&context, client.address, true).await;
     StepOutcome::Ready
+}
+
+/// Orders the pairing controller to keep the engine in this state, if it executes this engine's orders.
+pub(super) fn order(context: &EngineContext, pod: &PodReceiver, wanted: WantedState) {
+    if context.placement.is_actuated_by_pairing()
+        && let Some(orders) = &context.shared.engine_orders
+        && let Some((node, requester)) = requester(pod)
+    {
+        context.ordered.get_or_init(|| (node.clone(), requester.clone()));
+        orders.order(EngineOrder { node, requester, wanted });
+    }
+}
+
+/// Withdraws the orders for this engine, whose Pod is gone.
+///
+/// The pairing controller may have seen that before the last order came, and so not forget that one.
+pub(super) fn forget_orders(context: &EngineContext) {
+    if let (Some(orders), Some((node, requester))) = (&context.shared.engine_orders, context.ordered.get()) {
+        orders.forget(node, requester);
+    }
+}
+
+/// Repeats the order of a former leader, which the engine's Pod records: the pairing controller begins without any.
+pub(super) fn repeat_order(context: &EngineContext, pod: &PodReceiver) {
+    let asleep = pod.borrow().as_ref().and_then(|pod| pod.asleep);
+    let wanted = asleep.map_or(WantedState::Awake, |level| WantedState::Asleep { level });
+    order(context, pod, wanted);
+}
+
+/// Returns the level at which the engine sleeps: another one if the node's RAM has no room for the weights.
+///
+/// Reports first what the engine keeps of its accelerators. The pairing controller reserves that much, so the decisions
+/// must know it: they would order a wake for which it sees no room.
+async fn sleep_by_pairing(
+    context: &EngineContext,
+    pod: &PodReceiver,
+    level: SleepLevel,
+) -> Result<SleepLevel, FailureCause> {
+    let (reached, residue) = wait_for(context, pod, WantedState::Asleep { level }, asleep).await?;
+    if reached != level {
+        record_level(context, pod, Some(reached)).await;
+    }
+    let (engine, generation) = (context.id.clone(), context.generation);
+    context.shared.common.send_event(Event::ResidueMeasured { engine, generation, bytes: residue }).await;
+    Ok(reached)
+}
+
+/// Gives the order and waits for the report that it is executed, from which `reached` reads what came of it.
+async fn wait_for<T>(
+    context: &EngineContext,
+    pod: &PodReceiver,
+    wanted: WantedState,
+    reached: impl Fn(EngineReport) -> Option<T>,
+) -> Result<T, FailureCause> {
+    let Some(orders) = &context.shared.engine_orders else { return Err(FailureCause::Refused) };
+    let Some((_, requester)) = requester(pod) else {
+        // The Pod is gone; the engine task is about to learn that.
+        return pending().await;
+    };
+    let mut reports = orders.reports(&requester);
+    order(context, pod, wanted);
+    loop {
+        match *reports.borrow_and_update() {
+            Some(EngineReport::Failed { reason }) => {
+                tracing::warn!(engine = %context.id, %reason, "the pairing controller stopped the engine");
+                return Err(cause_of(reason));
+            }
+            report => {
+                if let Some(reached) = report.and_then(&reached) {
+                    return Ok(reached);
+                }
+            }
+        }
+        if reports.changed().await.is_err() {
+            // The requester is gone, or this gateway no longer leads.
+            return pending().await;
+        }
+    }
+}
+
+/// Returns the requester that the engine's Pod is, and its node.
+fn requester(pod: &PodReceiver) -> Option<(NodeName, RequesterId)> {
+    let pod = pod.borrow();
+    let pod = pod.as_ref()?;
+    Some((NodeName::from(pod.node.as_deref()?), RequesterId::from(pod.uid.as_str())))
+}
+
+fn is_awake(report: EngineReport) -> Option<()> {
+    (report == EngineReport::Awake).then_some(())
+}
+
+const fn asleep(report: EngineReport) -> Option<(SleepLevel, Bytes)> {
+    match report {
+        EngineReport::Asleep { level, residue } => Some((level, residue)),
+        _ => None,
+    }
+}
+
+/// Returns the cause of a failed order, given why the pairing controller stopped the engine.
+const fn cause_of(reason: EngineStopReason) -> FailureCause {
+    match reason {
+        EngineStopReason::StartFailed
+        | EngineStopReason::WakeFailed
+        | EngineStopReason::CanaryFailed
+        | EngineStopReason::SleepFailed => FailureCause::Unhealthy,
+        EngineStopReason::LoraAdapters | EngineStopReason::CannotSleep => FailureCause::Refused,
+        EngineStopReason::Lost => FailureCause::Unreachable,
+        EngineStopReason::Leaving => FailureCause::AcceleratorLost,
+        EngineStopReason::Unneeded
+        | EngineStopReason::Idle
+        | EngineStopReason::Evicted
+        | EngineStopReason::Displaced
+        | EngineStopReason::Obsolete
+        | EngineStopReason::Overdue => FailureCause::Stopped,
+    }
 }
 
 /// Sends the order until the stub has executed it.

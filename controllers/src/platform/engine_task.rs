@@ -8,7 +8,7 @@ use std::{
     future::{pending, ready},
     net::SocketAddr,
     pin::Pin,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{Arc, OnceLock, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -16,6 +16,7 @@ use rouse::{
     fault::FailureCause,
     fleet::event::Event,
     model::{EngineId, SleepLevel},
+    pairing::ids::{NodeName, RequesterId},
     units::{Generation, Millis},
 };
 use rouse_platform::{
@@ -28,7 +29,7 @@ use tokio::{
 };
 
 use super::{
-    KubernetesContext, ModelPlacement, actuation, confirmation,
+    KubernetesContext, ModelPlacement, actuation, confirmation, engine_location,
     engine_manager::ManagerRequest,
     engine_steps::{self, StepOutcome},
     observe,
@@ -78,8 +79,10 @@ pub(super) struct EngineContext {
     pub(super) id: EngineId,
     pub(super) generation: Generation,
     pub(super) placement: Arc<ModelPlacement>,
-    /// The engine's stub has reported its Pod's accelerators.
+    /// The engine's stub has reported its Pod's accelerators. Of no meaning if the leader chose them.
     pub(super) located: AtomicBool,
+    /// The requester that the pairing controller got orders for, with its node. A generation has one Pod.
+    pub(super) ordered: OnceLock<(NodeName, RequesterId)>,
 }
 
 /// The engine's Pod; `None` before it has one and once it is gone.
@@ -98,6 +101,9 @@ pub(super) async fn run(
         EngineTaskStart::Launch => None,
         _ => context.contact(&pod),
     };
+    if start != EngineTaskStart::Launch {
+        actuation::repeat_order(&context, &pod);
+    }
     let mut starting: StepFuture<StepOutcome> = Some(match (start, &client) {
         (EngineTaskStart::Launch, _) => {
             Box::pin(engine_steps::acquire_pod(Arc::clone(&context), pod.clone()))
@@ -259,7 +265,9 @@ impl EngineContext {
     /// Marks the engine as present on this Pod's node until the guard is dropped.
     fn occupy(&self, pod: &PodReceiver) -> Arc<AcceleratorOccupancy> {
         let node = pod.borrow().as_ref().and_then(|pod| pod.node.clone());
-        Arc::new(self.shared.occupancy.occupy(self.id.clone(), node))
+        let chosen =
+            self.placement.location().map(|location| location.accelerators.iter().cloned().collect());
+        Arc::new(self.shared.occupancy.occupy(self.id.clone(), node, chosen))
     }
 
     /// Polls the engine's memory use while it serves. Locates the engine if its start did not.
@@ -282,7 +290,7 @@ impl EngineContext {
                     observe::poll(Arc::clone(&context), pod.clone(), occupancy, since).await;
                 }
             };
-            tokio::join!(engine_steps::locate(&context, &pod), memory);
+            tokio::join!(engine_location::locate(&context, &pod), memory);
         }
     }
 
@@ -291,6 +299,7 @@ impl EngineContext {
         tracing::debug!(engine = %self.id, generation = %self.generation, %cause, "gone");
         self.shared.release(&self.placement, self.id.replica).await;
         self.shared.status_inputs.forget_engine(&self.id);
+        actuation::forget_orders(self);
         let (engine, generation) = (self.id.clone(), self.generation);
         self.shared.request(ManagerRequest::Ended { engine: engine.clone(), generation }).await;
         self.shared.common.send_event(Event::Gone { engine, generation, cause }).await;

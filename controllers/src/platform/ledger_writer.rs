@@ -38,12 +38,13 @@ const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
 /// A change of the ledger.
 #[derive(Debug)]
 pub(super) enum LedgerChange {
-    /// Outcome: `Placed` or `Conflict`. `sleeping_memory`: for an asleep engine, what it keeps if the reservation
-    /// fails.
+    /// Outcome: `Placed` or `Conflict`. `capacities`: those of the accelerators of the request's node, if the request
+    /// has a location. `sleeping_memory`: for an asleep engine, what it keeps if the reservation fails.
     Reserve {
         engine: EngineId,
         generation: Generation,
         request: ReservationRequest,
+        capacities: AcceleratorCapacities,
         sleeping_memory: Option<SleepingMemory>,
     },
     /// The engine sleeps and keeps only this much.
@@ -146,8 +147,8 @@ impl LedgerChange {
 
     fn apply(&self, ledger: &mut Ledger, total: Bytes, now: Tick) -> LedgerOutcome {
         match self {
-            Self::Reserve { engine, request, .. } => {
-                if let Err(reason) = ledger.reserve(request, total, now) {
+            Self::Reserve { engine, request, capacities, .. } => {
+                if let Err(reason) = ledger.reserve_at(request, capacities, total, now) {
                     tracing::info!(%engine, %reason, "reservation refused");
                     return LedgerOutcome::Refused(reason);
                 }
@@ -181,7 +182,7 @@ impl LedgerChange {
 
     async fn finish(self, shared: &KubernetesContext, pool: &str, outcome: LedgerOutcome) {
         match self {
-            Self::Reserve { engine, generation, sleeping_memory: keeps, .. } => {
+            Self::Reserve { engine, generation, request, sleeping_memory: keeps, .. } => {
                 if let LedgerOutcome::Refused(refusal @ ReservationRefusal::Quota { .. }) = &outcome {
                     shared.report_failure(&engine, generation, &refusal.to_string()).await;
                 }
@@ -196,7 +197,9 @@ impl LedgerChange {
                 }
                 let event = match outcome {
                     LedgerOutcome::Done => {
-                        Event::Placed { engine, generation, accelerators: vec![pool.into()] }
+                        let chosen = request.location.map(|location| location.accelerators);
+                        let accelerators = chosen.unwrap_or_else(|| vec![pool.into()]);
+                        Event::Placed { engine, generation, accelerators }
                     }
                     _ => Event::Conflict { engine, generation },
                 };
@@ -215,7 +218,7 @@ impl LedgerChange {
     /// Returns the change to write instead, if it is unknown whether this one was written.
     async fn compensate(self, shared: &KubernetesContext) -> Self {
         match self {
-            Self::Reserve { engine, generation, request, sleeping_memory: keeps } => {
+            Self::Reserve { engine, generation, request, sleeping_memory: keeps, .. } => {
                 shared.common.send_event(Event::Conflict { engine, generation }).await;
                 let engine = request.engine;
                 match keeps {

@@ -95,6 +95,19 @@ fn why_a_pod_waits_is_told_again_where_it_is_another_reason() {
 }
 
 #[test]
+fn an_event_on_an_object_without_a_namespace_is_in_the_default_one() {
+    let (mut book, now) = (EventAggregator::default(), Instant::now());
+    let object = ObjectName::new("", "gpu-0123456789");
+    let content = EventReason::NodeLost.with_note("the node a is gone");
+    let regarding = RegardingKind::DeviceInstance;
+    book.note(EventRequest { regarding, object, uid: "u".to_owned(), content }, now, at(0));
+    let event = next(&mut book, now).unwrap();
+    assert_eq!(event.metadata.namespace.as_deref(), Some("default"));
+    let regarding = event.regarding.unwrap();
+    assert_eq!((regarding.namespace, regarding.kind.as_deref()), (None, Some("DeviceInstance")));
+}
+
+#[test]
 fn there_are_never_more_than_are_kept() {
     let (mut book, now) = (EventAggregator::default(), Instant::now());
     for n in 0..MAX_SERIES + 100 {
@@ -132,26 +145,4 @@ fn a_failed_write_is_repeated_with_pauses_and_then_given_up() {
     assert_eq!(event.series.unwrap().count, 2);
     book.wrote(key, true, now);
     assert!(book.due.is_empty());
-}
-
-#[test]
-fn a_burst_of_events_ends_and_is_earned_again_by_pauses() {
-    let begun = Instant::now();
-    let (mut pacer, mut at) = (EventPacer::new(begun), begun);
-    let mut write = |pacer: &mut EventPacer, more: Duration| {
-        at += more;
-        let pause = pacer.pause(at);
-        at += pause;
-        pause
-    };
-    for _ in 0..BURST {
-        assert_eq!(write(&mut pacer, Duration::ZERO), BURST_INTERVAL);
-    }
-    for _ in 0..10 {
-        assert_eq!(write(&mut pacer, Duration::ZERO), WRITE_INTERVAL, "ten a second, however long it lasts");
-    }
-    let rest = WRITE_INTERVAL * 3;
-    assert_eq!(write(&mut pacer, rest), BURST_INTERVAL);
-    let pauses: Vec<Duration> = (0..4).map(|_| write(&mut pacer, Duration::ZERO)).collect();
-    assert_eq!(pauses, [BURST_INTERVAL, BURST_INTERVAL, WRITE_INTERVAL, WRITE_INTERVAL]);
 }

@@ -23,7 +23,7 @@ use rouse::{
 
 use self::{
     nodes::{CandidateChange, NodeIndex},
-    pods::{GroupPods, PullingEngines, WarmupPods, missing},
+    pods::{GroupPods, PullingEngines, WarmupPods},
     resolved_changes::ResolvedChanges,
 };
 use super::{
@@ -37,7 +37,7 @@ use crate::{
     crd::{AcceleratorNode, Warmup, ledger::ObjectName, warmup::TolerationSpec},
     index::Resolved,
     metrics::WarmSetGauge,
-    watch::{Delta, WatchedObject},
+    watch::{Delta, WatchedObject, missing},
     writer::fence::SeenObject,
 };
 

@@ -58,7 +58,7 @@ pub(super) fn node_facts(node: &Node, installation: &str) -> WarmupNodeFacts {
     }
 }
 
-fn has_condition(node: &Node, name: &str) -> bool {
+pub(crate) fn has_condition(node: &Node, name: &str) -> bool {
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
     conditions.into_iter().flatten().any(|condition| condition.type_ == name && condition.status == "True")
 }

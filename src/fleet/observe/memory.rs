@@ -62,6 +62,18 @@ impl Planner {
         }
     }
 
+    /// Learns what the engine keeps asleep. It counts from the `Slept` that follows.
+    pub(super) fn record_residue(&mut self, id: &EngineId, bytes: Bytes) {
+        let falls_asleep = |e: &&Engine| matches!(e.state, LifecycleState::FallingAsleep { .. });
+        if self.engines.get(id).filter(falls_asleep).is_none() {
+            return;
+        }
+        if let Some(declared) = self.engine_spec(id).map(|spec| spec.memory.asleep) {
+            let residue = (bytes > declared).then_some(bytes);
+            self.update_learned(id, |learned| learned.residue = residue);
+        }
+    }
+
     pub(super) fn set_accelerator_health(&mut self, accelerator: &AcceleratorId, healthy: bool, now: Tick) {
         self.ledger.accelerators.change(accelerator, |account| {
             account.healthy = healthy;

@@ -2,7 +2,7 @@
 
 use super::{ClusterFault, SimulatedCluster};
 use crate::{
-    pairing::event::{CommandReply, PairingEvent},
+    pairing::event::{CommandReply, PairingEvent, WantedState},
     units::Millis,
 };
 
@@ -87,6 +87,12 @@ pub(super) fn describe_event(event: &PairingEvent) -> String {
         PairingEvent::KubeletReporting { node, reports } => {
             format!("{node} {}", if *reports { "reports" } else { "is silent" })
         }
+        PairingEvent::Want { requester, wanted, .. } => match wanted {
+            WantedState::Awake => format!("the engine of {requester} is wanted awake"),
+            WantedState::Asleep { level } => {
+                format!("the engine of {requester} is wanted asleep at level {}", level.number())
+            }
+        },
         PairingEvent::EngineReady { engine, .. } => format!("{engine} answers"),
         PairingEvent::EngineDied { engine, gone, .. } => {
             format!("{engine} {}", if *gone { "died" } else { "hangs" })
