@@ -147,7 +147,8 @@ impl<'a> ScaleFixture<'a> {
             "it stated its demand {stated} times in {took:?}"
         );
         let rest: usize = calls.values().sum();
-        assert!(rest <= 23, "the rest is watches: {calls:?}");
+        // Seven of them are for Warmups: lists and watches of them, of their Pods and of groups' Pods, and the version.
+        assert!(rest <= 30, "the rest is watches: {calls:?}");
     }
 
     /// A scrape returns the metrics of all models.
