@@ -29,6 +29,7 @@
 #[macro_use]
 mod string_ids;
 
+mod due_times;
 pub mod engine;
 pub mod error_chain;
 pub mod fault;

@@ -57,7 +57,10 @@ use node_plan::NodePlanBuilder;
 use plan_context::PlanContext;
 use settings::PairingSettings;
 
-use crate::units::{Generation, Tick};
+use crate::{
+    due_times::DueTimes,
+    units::{Generation, Tick},
+};
 
 /// Decides everything about dual pods. Pure: the same events at the same moments give the same commands. A clone shares
 /// the nodes until either of the two changes them.
@@ -73,9 +76,8 @@ pub struct Pairing {
     nodes: BTreeMap<NodeName, Arc<PairingNode>>,
     /// Nodes with events since they were last planned.
     dirty: BTreeSet<NodeName>,
-    /// The next deadline of each node that has one, ordered by time, then node.
-    due: BTreeSet<(Tick, NodeName)>,
-    due_by_node: BTreeMap<NodeName, Tick>,
+    /// The next deadline of each node that has one.
+    due: DueTimes<NodeName>,
     serial: u64,
     generation: Generation,
 }
@@ -109,8 +111,7 @@ impl Pairing {
         if !self.is_active() {
             return PairingPlan::default();
         }
-        let due = self.due.iter().take_while(|(at, _)| *at <= now).map(|(_, node)| node.clone());
-        self.plan_for(due.chain(self.dirty.iter().cloned()).collect(), now)
+        self.plan_for(self.due.due_by(now).chain(&self.dirty).cloned().collect(), now)
     }
 
     /// Plans as [`Self::plan`] does, but for every node. Tests use it to prove that no node was missed.
@@ -183,10 +184,10 @@ impl Pairing {
         for name in &plan.planned_nodes {
             self.dirty.remove(name);
             let next = self.nodes.get(name).and_then(|node| deadlines::next(node, &self.settings, now));
-            self.set_due(name, next);
+            self.due.set(name, next);
             if self.nodes.get(name).is_none_or(|node| node.is_empty()) {
                 self.nodes.remove(name);
-                self.set_due(name, None);
+                self.due.set(name, None);
             }
         }
     }
@@ -194,7 +195,7 @@ impl Pairing {
     /// The next moment at which planning may yield commands without an event in between.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
-        self.due.first().map(|(at, _)| *at)
+        self.due.first()
     }
 
     #[must_use]
@@ -210,16 +211,6 @@ impl Pairing {
 
     pub fn nodes(&self) -> impl Iterator<Item = &PairingNode> {
         self.nodes.values().map(|node| &**node)
-    }
-
-    fn set_due(&mut self, name: &NodeName, next: Option<Tick>) {
-        if let Some(before) = self.due_by_node.remove(name) {
-            self.due.remove(&(before, name.clone()));
-        }
-        if let Some(next) = next {
-            self.due.insert((next, name.clone()));
-            self.due_by_node.insert(name.clone(), next);
-        }
     }
 
     /// Returns the node after marking it for the next plan. Creates an unknown node.

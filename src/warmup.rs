@@ -66,7 +66,7 @@ pub use self::{
     verdict::{NodeCounts, WarmupVerdict, is_permanent, judge, nodes_to_begin},
 };
 use self::{labels::RefusedLabels, node_progress::KnownNode, state::WarmupState};
-use crate::{pairing::ids::NodeName, units::Tick};
+use crate::{due_times::DueTimes, pairing::ids::NodeName, units::Tick};
 
 /// Decides everything about Warmups. Pure: the same events at the same moments give the same commands.
 #[derive(Clone, Debug, Default)]
@@ -82,9 +82,8 @@ pub struct Warmups {
     known_sets: Option<BTreeSet<WarmSet>>,
     /// Warmups with events since they were last planned, or with commands that were not issued.
     dirty: BTreeSet<WarmupId>,
-    /// The next deadline of each Warmup that has one, ordered by time.
-    due: BTreeSet<(Tick, WarmupId)>,
-    due_by_warmup: BTreeMap<WarmupId, Tick>,
+    /// The next deadline of each Warmup that has one.
+    due: DueTimes<WarmupId>,
     labels_dirty: BTreeSet<NodeName>,
     labels_due: BTreeSet<(Tick, NodeName)>,
     /// `None` unless the API server refuses labels.
@@ -120,18 +119,8 @@ impl Warmups {
     /// The next moment at which planning may yield something without an event in between.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
-        let of_warmups = self.due.first().map(|(at, _)| *at);
+        let of_warmups = self.due.first();
         let of_labels = self.labels_due.first().map(|(at, _)| *at);
         of_warmups.into_iter().chain(of_labels).min()
-    }
-
-    fn set_due(&mut self, id: &WarmupId, next: Option<Tick>) {
-        if let Some(before) = self.due_by_warmup.remove(id) {
-            self.due.remove(&(before, id.clone()));
-        }
-        if let Some(next) = next {
-            self.due.insert((next, id.clone()));
-            self.due_by_warmup.insert(id.clone(), next);
-        }
     }
 }

@@ -146,7 +146,6 @@ impl Pairing {
         if epoch == self.epoch {
             self.superseded = true;
             self.due.clear();
-            self.due_by_node.clear();
             self.dirty.clear();
         }
     }

@@ -12,6 +12,7 @@ use super::{
     tracked_instance::{InstanceContext, TrackedInstance},
 };
 use crate::{
+    due_times::DueTimes,
     pairing::ids::NodeName,
     units::{Millis, Tick},
 };
@@ -57,9 +58,8 @@ pub struct SlotsController {
     rejected: RejectedPods,
     /// Instances with events since they were last planned, or with a command that was not issued.
     dirty: BTreeSet<InstanceName>,
-    /// The next deadline of each instance that has one, ordered by time.
-    due: BTreeSet<(Tick, InstanceName)>,
-    due_by_instance: BTreeMap<InstanceName, Tick>,
+    /// The next deadline of each instance that has one.
+    due: DueTimes<InstanceName>,
 }
 
 impl SlotsController {
@@ -81,8 +81,7 @@ impl SlotsController {
         if !self.is_listed {
             return Vec::new();
         }
-        let due = self.due.iter().take_while(|(at, _)| *at <= now).map(|(_, name)| name.clone());
-        self.dirty.extend(due);
+        self.dirty.extend(self.due.due_by(now).cloned());
         let mut commands = Vec::new();
         for name in std::mem::take(&mut self.dirty) {
             if let Some(command) = self.plan_instance(&name, now) {
@@ -111,13 +110,12 @@ impl SlotsController {
         if !self.is_listed {
             return None;
         }
-        let of_instances = self.due.first().map(|(at, _)| *at);
-        of_instances.into_iter().chain(self.rejected.next_deadline()).min()
+        self.due.first().into_iter().chain(self.rejected.next_deadline()).min()
     }
 
     fn plan_instance(&mut self, name: &InstanceName, now: Tick) -> Option<SlotsCommand> {
         let Some(known) = self.instances.get_mut(name) else {
-            self.set_due(name, None);
+            self.due.set(name, None);
             return None;
         };
         let context = InstanceContext {
@@ -127,7 +125,7 @@ impl SlotsController {
             now,
         };
         let (command, next) = known.decide(name, &context);
-        self.set_due(name, next);
+        self.due.set(name, next);
         command
     }
 
@@ -241,17 +239,7 @@ impl SlotsController {
         known.hold(version, until);
         if let Some(until) = known.held_until() {
             self.dirty.remove(name);
-            self.set_due(name, Some(until));
-        }
-    }
-
-    fn set_due(&mut self, name: &InstanceName, next: Option<Tick>) {
-        if let Some(before) = self.due_by_instance.remove(name) {
-            self.due.remove(&(before, name.clone()));
-        }
-        if let Some(next) = next {
-            self.due.insert((next, name.clone()));
-            self.due_by_instance.insert(name.clone(), next);
+            self.due.set(name, Some(until));
         }
     }
 }

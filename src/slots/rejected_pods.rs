@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{command::SlotsCommand, event::RejectedPod};
 use crate::{
+    due_times::DueTimes,
     pairing::ids::Uid,
     units::{Millis, Tick},
 };
@@ -29,17 +30,11 @@ const REFUSED_PAUSE: Millis = Millis::secs(300);
 /// All rejected Pods that still exist.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RejectedPods {
-    pods: BTreeMap<Uid, WaitingPod>,
-    due: BTreeSet<(Tick, Uid)>,
+    pods: BTreeMap<Uid, RejectedPod>,
+    /// When to delete each, or to delete it again.
+    due: DueTimes<Uid>,
     in_flight: BTreeSet<Uid>,
     owners: BTreeMap<Uid, OwnerRejections>,
-}
-
-#[derive(Clone, Debug)]
-struct WaitingPod {
-    pod: RejectedPod,
-    /// When to delete it, or to delete it again.
-    due: Tick,
 }
 
 /// The last rejections of an owner's Pods.
@@ -59,25 +54,22 @@ impl RejectedPods {
         let owner = self.owners.entry(pod.owner.clone()).or_insert(first);
         owner.last = now;
         owner.count = owner.count.saturating_add(1);
-        let due = now + pause(owner.count);
-        self.due.insert((due, pod.uid.clone()));
-        self.pods.insert(pod.uid.clone(), WaitingPod { pod, due });
+        self.due.set(&pod.uid, Some(now + pause(owner.count)));
+        self.pods.insert(pod.uid.clone(), pod);
     }
 
     pub(super) fn gone(&mut self, uid: &Uid) {
-        if let Some(waiting) = self.pods.remove(uid) {
-            self.due.remove(&(waiting.due, uid.clone()));
-            self.in_flight.remove(uid);
-        }
+        self.pods.remove(uid);
+        self.due.set(uid, None);
+        self.in_flight.remove(uid);
     }
 
     pub(super) fn plan(&mut self, now: Tick) -> Vec<SlotsCommand> {
         // A command that is due again had no outcome.
-        self.in_flight.retain(|uid| self.pods.get(uid).is_some_and(|waiting| waiting.due > now));
+        self.in_flight.retain(|uid| self.due.get(uid).is_some_and(|at| at > now));
         let room = MAX_IN_FLIGHT.saturating_sub(self.in_flight.len());
-        let due = self.due.iter().take_while(|(at, _)| *at <= now).take(room);
-        let due = due.filter_map(|(_, uid)| self.pods.get(uid));
-        due.map(|waiting| SlotsCommand::DeletePod { pod: waiting.pod.clone() }).collect()
+        let due = self.due.due_by(now).take(room).filter_map(|uid| self.pods.get(uid));
+        due.map(|pod| SlotsCommand::DeletePod { pod: pod.clone() }).collect()
     }
 
     pub(super) fn issued(&mut self, uid: &Uid, now: Tick) {
@@ -99,19 +91,18 @@ impl RejectedPods {
     /// The next moment at which a Pod can be deleted, without an event in between.
     pub(super) fn next_deadline(&self) -> Option<Tick> {
         if self.in_flight.len() < MAX_IN_FLIGHT {
-            return self.due.first().map(|(at, _)| *at);
+            return self.due.first();
         }
-        let in_flight = self.in_flight.iter().filter_map(|uid| self.pods.get(uid));
-        in_flight.map(|waiting| waiting.due).min()
+        self.in_flight.iter().filter_map(|uid| self.due.get(uid)).min()
     }
 
     /// Returns whether the Pod still exists.
     fn set_due(&mut self, uid: &Uid, due: Tick) -> bool {
-        let Some(waiting) = self.pods.get_mut(uid) else { return false };
-        self.due.remove(&(waiting.due, uid.clone()));
-        waiting.due = due;
-        self.due.insert((due, uid.clone()));
-        true
+        let exists = self.pods.contains_key(uid);
+        if exists {
+            self.due.set(uid, Some(due));
+        }
+        exists
     }
 }
 

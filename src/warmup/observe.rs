@@ -92,7 +92,7 @@ impl Warmups {
     /// Forgets a Warmup, but not its Pods: while they pull, others wait.
     fn forget_warmup(&mut self, id: &WarmupId) {
         let Some(mut state) = self.warmups.remove(id) else { return };
-        self.set_due(id, None);
+        self.due.set(id, None);
         if let Some(request) = state.request.take() {
             self.forget_set(&request.set, id);
         }

@@ -24,9 +24,7 @@ pub struct WarmupPlan {
 
 impl Warmups {
     pub(super) fn build_plan(&mut self, now: Tick) -> WarmupPlan {
-        let due: Vec<WarmupId> =
-            self.due.iter().take_while(|(at, _)| *at <= now).map(|(_, id)| id.clone()).collect();
-        self.dirty.extend(due);
+        self.dirty.extend(self.due.due_by(now).cloned());
         self.refresh_all(now);
         // Of two Warmups that need the same pull, the older one begins.
         let created = |id: &WarmupId| {
@@ -92,7 +90,7 @@ impl Warmups {
         }
         let next = state.next_deadline(now);
         let is_gone = state.request.is_none() && state.targets.is_none() && state.nodes.is_empty();
-        self.set_due(id, next);
+        self.due.set(id, next);
         // Until its commands are recorded as issued, they are planned again.
         if commands.is_empty() {
             self.dirty.remove(id);
