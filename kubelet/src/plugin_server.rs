@@ -11,7 +11,7 @@ use tokio::{
 use tonic::transport::Server;
 
 use self::{
-    service::{ListStreams, PluginService},
+    service::{ListStreams, PluginService, until_abandoned},
     socket::PluginSocket,
 };
 use crate::{
@@ -26,6 +26,8 @@ mod socket;
 
 /// The kubelet admits no other Pod while it waits for an answer, and sets no deadline of its own.
 const ALLOCATE_LIMIT: Duration = Duration::from_secs(5);
+/// How long the kubelet may take to ask for the first list, once it has accepted a registration.
+const FIRST_LIST_LIMIT: Duration = Duration::from_secs(30);
 /// How long the kubelet may take for the last list.
 const STOP_LIMIT: Duration = Duration::from_secs(1);
 /// Pause after a connection could not be accepted, for want of descriptors.
@@ -126,10 +128,10 @@ impl ServingPlugin {
         self.socket.endpoint()
     }
 
-    /// Completes when the kubelet has ended its stream of lists, after which it takes all devices for unhealthy.
+    /// Completes when the kubelet has ended its stream of lists, or has never opened one. It then takes all devices for
+    /// unhealthy.
     pub(crate) async fn abandoned(&mut self) {
-        // An error means that the server has ended, and the kubelet's stream with it.
-        drop(self.streams.wait_for(ListStreams::abandoned).await);
+        until_abandoned(&mut self.streams, FIRST_LIST_LIMIT).await;
     }
 
     /// Sends the last list to the kubelet and removes the socket.

@@ -33,7 +33,8 @@ where
 
 async fn connect(socket: &Path) -> Result<Channel, Error> {
     // A failed look at the path is no proof that it is missing, and the connection's own error says more.
-    if !tokio::fs::try_exists(socket).await.unwrap_or(true) {
+    // Not on the pool of blocking threads: look-ups of names that hang may fill it.
+    if !socket.try_exists().unwrap_or(true) {
         return Err(Error::NoSocket(socket.to_owned()));
     }
     let path = socket.to_str().ok_or_else(|| Error::NotUtf8(socket.to_owned()))?;

@@ -20,28 +20,28 @@ pub trait SlotUsageSource: Send + Sync + 'static {
 pub struct SlotsInUse {
     /// Devices of Rouse's resources: names of slots, and ids of virtual devices.
     pub ids: BTreeSet<String>,
-    /// Devices of other plugins, for example `GPU-<uuid>`, each with its resource. The container runtime does not know
-    /// them, so they are missing without the kubelet's list.
-    pub foreign: BTreeMap<String, String>,
+    /// Devices of other plugins, for example `GPU-<uuid>`, each with its resource. `None` without the kubelet's list: the
+    /// container runtime does not know them.
+    pub foreign: Option<BTreeMap<String, String>>,
 }
 
 impl SlotsInUse {
     fn of_pods(pods: Vec<PodDevices>) -> Self {
-        let mut found = Self::default();
+        let (mut own, mut foreign) = (BTreeSet::new(), BTreeMap::new());
         for PodDevices { resource, ids, .. } in pods {
             if resource.strip_prefix(RESOURCE_DOMAIN).is_some_and(|name| name.starts_with('/')) {
-                found.ids.extend(ids);
+                own.extend(ids);
             } else {
-                found.foreign.extend(ids.iter().map(|id| (physical(id).to_owned(), resource.clone())));
+                foreign.extend(ids.iter().map(|id| (physical(id).to_owned(), resource.clone())));
             }
         }
-        found
+        Self { ids: own, foreign: Some(foreign) }
     }
 
     fn of_containers(containers: &[ContainerAnnotations]) -> Self {
         let annotations = containers.iter().flat_map(|container| &container.annotations);
         let ids = annotations.filter_map(|(key, value)| slot_id(key, value)).collect();
-        Self { ids, foreign: BTreeMap::new() }
+        Self { ids, foreign: None }
     }
 }
 
@@ -116,8 +116,9 @@ mod tests {
             pod("nvidia.com/gpu", &["GPU-a::3", "GPU-b"]),
         ]);
         assert_eq!(found.ids, BTreeSet::from(["gpu-0", "gpu-0a1b2c3d4e-1", "gpu-1"].map(str::to_owned)));
+        let foreign = found.foreign.unwrap();
         let foreign: Vec<(&str, &str)> =
-            found.foreign.iter().map(|(id, resource)| (id.as_str(), resource.as_str())).collect();
+            foreign.iter().map(|(id, resource)| (id.as_str(), resource.as_str())).collect();
         let nvidia = "nvidia.com/gpu";
         assert_eq!(foreign, [("GPU-a", nvidia), ("GPU-b", nvidia), ("other", "rouse.dev.example/gpu")]);
     }

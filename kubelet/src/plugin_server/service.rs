@@ -29,9 +29,25 @@ pub(super) struct ListStreams {
 }
 
 impl ListStreams {
+    const fn opened(&self) -> bool {
+        self.opened
+    }
+
     /// Whether the kubelet has ended what it opened, and so takes all devices for unhealthy.
-    pub(super) const fn abandoned(&self) -> bool {
+    const fn abandoned(&self) -> bool {
         self.opened && self.open == 0
+    }
+}
+
+/// Completes when the kubelet has ended its streams, has opened none within the limit, or the server has ended.
+///
+/// The kubelet opens a stream after it has accepted the registration, and reports no failure to do so.
+pub(super) async fn until_abandoned(streams: &mut watch::Receiver<ListStreams>, first_list_limit: Duration) {
+    let opening = tokio::time::timeout(first_list_limit, streams.wait_for(ListStreams::opened));
+    let is_opened = opening.await.is_ok_and(|opened| opened.is_ok());
+    if is_opened {
+        // An error means that the server has ended, and the kubelet's stream with it.
+        drop(streams.wait_for(ListStreams::abandoned).await);
     }
 }
 
@@ -190,6 +206,7 @@ impl From<ContainerAllocation> for wire::ContainerAllocateResponse {
 mod tests {
     use std::future;
 
+    use futures_util::FutureExt as _;
     use tonic::Code;
 
     use super::{device_plugin_server::DevicePlugin as _, *};
@@ -226,6 +243,18 @@ mod tests {
         let granted = service.allocate(Request::new(wire::AllocateRequest { container_requests })).await?;
         let id = |response: wire::ContainerAllocateResponse| response.envs.values().cloned().collect();
         Ok(granted.into_inner().container_responses.into_iter().map(id).collect())
+    }
+
+    #[tokio::test]
+    async fn a_plugin_is_abandoned_once_its_streams_have_ended_or_if_none_is_opened_in_time() {
+        let (streams_tx, mut streams) = watch::channel(ListStreams::default());
+        until_abandoned(&mut streams, Duration::from_millis(1)).await;
+        let limit = Duration::from_secs(60);
+        assert!(until_abandoned(&mut streams, limit).now_or_never().is_none(), "there still is time");
+        let open = OpenStream::new(&streams_tx);
+        assert!(until_abandoned(&mut streams, limit).now_or_never().is_none(), "it is open");
+        drop(open);
+        until_abandoned(&mut streams, limit).await;
     }
 
     #[tokio::test]

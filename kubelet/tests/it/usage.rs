@@ -136,7 +136,7 @@ async fn the_runtime_is_asked_where_the_kubelet_has_no_list() {
     let usage = KubeletUsage::new(kubelet.clone(), Some(ContainerRuntimeClient::new(socket)));
     let found = usage.in_use().await.unwrap();
     assert_eq!(found.ids, BTreeSet::from([SLOT, "gpu-0"].map(str::to_owned)));
-    assert!(found.foreign.is_empty());
+    assert_eq!(found.foreign, None, "the runtime does not know other plugins' devices");
     let alone = KubeletUsage::new(kubelet, None);
     assert!(matches!(alone.in_use().await.unwrap_err(), Error::NoSocket(_)));
 }
