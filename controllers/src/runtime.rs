@@ -1,5 +1,6 @@
 //! Runs a gateway in a cluster: its watches, its election, and the platform of its engines.
 
+mod placements;
 mod startup;
 mod threads;
 mod watches;
@@ -15,7 +16,7 @@ use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
-use rouse::{fleet::event::Event, model::ModelName, units::Millis};
+use rouse::{fleet::event::Event, units::Millis};
 use rouse_config::{
     Config, ImageVolumes, KubernetesConfig, SaturationConfig, WatchedNamespaces as Namespaces,
 };
@@ -29,22 +30,17 @@ use tokio::{
 
 use self::threads::Threads;
 use crate::{
-    compose,
-    convert::{ConversionPolicy, ModelHosting},
-    crd::ledger::ObjectName,
+    convert::ConversionPolicy,
     dual_pods::{self, provider::ProviderSettings},
     election::{Election, KubeLeaseStore},
     gateway_replica::{self, DemandReporter},
-    index::{ClusterIndex, Resolved, ServedModel, ServedVariant, WatchScope},
+    index::{ClusterIndex, Resolved, WatchScope},
     kit::{self, Terms},
     ledger::PoolLedger,
     metrics::{ControllerMetrics, SaturationMetrics},
     model_controller::ModelController,
     own_pod::OwnPod,
-    platform::{
-        ExternalBackend, ExternalBackends, KubernetesDependencies, KubernetesPlatform, ModelPlacement,
-        ModelPlacements, dcgm::DcgmClient,
-    },
+    platform::{KubernetesDependencies, KubernetesPlatform, ModelPlacements, dcgm::DcgmClient},
     prometheus_api::PrometheusClient,
     published::PublishedMailbox,
     recorder::EventRecorder,
@@ -415,43 +411,6 @@ impl ClusterRuntime {
             .spawn_on(gateway_replica::watch_peers(self.name.clone(), handle.clone(), replicas), models);
     }
 
-    /// Combines the file's configuration with the current objects, and updates the platform's placements.
-    ///
-    /// Returns the namespaces of the models, too.
-    pub fn compose(&mut self, base: &Config) -> (Config, BTreeMap<ModelName, String>) {
-        let resolved = self.resolved.borrow_and_update().clone().unwrap_or_default();
-        let (served, refused, pools) = (resolved.served.len(), resolved.rejected.len(), resolved.pools.len());
-        tracing::debug!(served, refused, pools, "cluster objects resolved");
-        let namespace = |(object, served): (&ObjectName, &ServedModel)| {
-            (served.spec.name.clone(), object.namespace.clone())
-        };
-        let namespaces = resolved.served.iter().map(namespace).collect();
-        let placements = Arc::new(self.model_placements(&resolved));
-        let externals = Arc::new(external_backends(&resolved));
-        self.platform.set_placements(Arc::clone(&placements), externals, Arc::clone(&resolved.nodes));
-        let composed = compose::compose(base, &resolved);
-        self.last_composed = (resolved, placements);
-        (composed, namespaces)
-    }
-
-    /// Returns where each variant of each served model runs. External models have no placement.
-    ///
-    /// A placement contains the hash of a whole Pod, so unchanged placements are reused.
-    fn model_placements(&self, now: &Resolved) -> ModelPlacements {
-        let (before, placements) = &self.last_composed;
-        let of_model = |(object, served): (&ObjectName, &ServedModel)| {
-            let is_same_model = before.served.get(object) == Some(served);
-            let of_variant = |variant: &ServedVariant| {
-                let same = is_same_model && before.terms(variant) == now.terms(variant);
-                let known = placements.get(&served.spec.name, &variant.name).filter(|_| same);
-                let make = || ModelPlacement::of(object, served, variant, now, &self.sidecar).map(Arc::new);
-                known.cloned().or_else(make)
-            };
-            served.variants.iter().filter_map(of_variant).collect::<Vec<_>>()
-        };
-        now.served.iter().flat_map(of_model).collect()
-    }
-
     /// Releases the Lease once the writes in flight complete. From now on this gateway only serves.
     pub fn step_down(&mut self) {
         let Some(election) = self.election.take() else { return };
@@ -495,17 +454,4 @@ async fn report_api_server_availability(mut answers: watch::Receiver<bool>, hand
         reachable = !reachable;
         handle.send_event(Event::ApiServerChanged { answers: reachable });
     }
-}
-
-/// Returns the backends of external models.
-fn external_backends(resolved: &Resolved) -> ExternalBackends {
-    let external = |served: &ServedModel| match &served.model.hosting {
-        ModelHosting::External(backend) => {
-            let engine = Arc::clone(&served.cheapest()?.engine);
-            let external = ExternalBackend { engine, backend: backend.clone() };
-            Some((served.spec.name.clone(), Arc::new(external)))
-        }
-        ModelHosting::Deployment(_) | ModelHosting::DualPods(_) => None,
-    };
-    resolved.served.values().filter_map(external).collect()
 }

@@ -1,5 +1,6 @@
 //! What the controller of Warmups observes, and the events that follow from it for the decisions.
 
+mod known_warmup;
 mod nodes;
 mod pods;
 mod resolved_changes;
@@ -11,17 +12,15 @@ use std::{
     sync::Arc,
 };
 
-use k8s_openapi::api::core::v1::{Node, Pod, Toleration};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use rouse::{
     pairing::ids::NodeName,
     units::{Millis, Tick},
-    warmup::{
-        ImageName, NodeKey, WarmPodName, WarmSet, WarmupEvent, WarmupId, WarmupLimits, WarmupProgress,
-        WarmupRequest, WarmupTargets,
-    },
+    warmup::{ImageName, NodeKey, WarmPodName, WarmSet, WarmupEvent, WarmupId, WarmupTargets},
 };
 
 use self::{
+    known_warmup::KnownWarmup,
     nodes::{CandidateChange, NodeIndex},
     pods::{GroupPods, PullingEngines, WarmupPods, missing},
     resolved_changes::ResolvedChanges,
@@ -29,12 +28,11 @@ use self::{
 use super::{
     node_facts::canonical,
     status,
-    targets::{ResolvedTargets, TargetInputs, seen_tolerations, targets},
+    targets::{ResolvedTargets, TargetInputs, targets},
 };
 use crate::{
-    condition::tick,
-    convert::warmup::{AcceptedWarmup, WarmupTarget, convert, model_set, warmup_set},
-    crd::{AcceleratorNode, Warmup, ledger::ObjectName, warmup::TolerationSpec},
+    convert::warmup::{convert, model_set},
+    crd::{AcceleratorNode, Warmup, ledger::ObjectName},
     index::Resolved,
     metrics::WarmSetGauge,
     watch::{Delta, WatchedObject},
@@ -78,69 +76,6 @@ pub(super) struct WarmupIndex {
     resolved_changed: bool,
     /// What [`Self::warm_sets`] returns may have changed.
     warm_sets_changed: bool,
-}
-
-/// One Warmup, and what it was converted to.
-#[derive(Debug)]
-pub(super) struct KnownWarmup {
-    pub(super) object: Arc<Warmup>,
-    /// What is wrong with it, if it is refused.
-    pub(super) accepted: Result<AcceptedWarmup, String>,
-    /// The nodes; `None` until they were looked for.
-    pub(super) targets: Option<ResolvedTargets>,
-    stored: Arc<WarmupProgress>,
-}
-
-impl KnownWarmup {
-    /// Returns what is warmed, in a few words.
-    pub(super) fn target(&self) -> Option<String> {
-        self.accepted.as_ref().ok().map(|accepted| accepted.target.to_string())
-    }
-
-    /// Returns the tolerations of its Pods: its own and those of the target.
-    pub(super) fn tolerations(&self) -> Vec<Toleration> {
-        let own = self.accepted.iter().flat_map(|accepted| &accepted.tolerations).map(toleration);
-        let of_target = self.targets.iter().flat_map(|targets| &targets.tolerations).cloned();
-        own.chain(of_target).collect()
-    }
-
-    fn is_ending(&self) -> bool {
-        self.object.metadata.deletion_timestamp.is_some()
-    }
-
-    fn request(&self) -> WarmupRequest {
-        let Ok(accepted) = &self.accepted else { return refused_request(&self.object) };
-        let mut request = accepted.request.clone();
-        let of_target = self.targets.iter().flat_map(|targets| seen_tolerations(&targets.tolerations));
-        request.tolerations.extend(of_target);
-        request
-    }
-
-    /// Whether the targets depend on the nodes in this way.
-    fn depends_on(&self, change: CandidateChange) -> bool {
-        let least = if self.is_limited() { CandidateChange::Order } else { CandidateChange::Nodes };
-        self.accepted.is_ok() && change >= least
-    }
-
-    /// Whether the target chooses among the nodes that fit.
-    fn is_limited(&self) -> bool {
-        let target = self.accepted.as_ref().map(|accepted| &accepted.target);
-        matches!(target, Ok(WarmupTarget::Model { nodes: Some(_), .. }))
-    }
-
-    fn model(&self) -> Option<&ObjectName> {
-        match &self.accepted.as_ref().ok()?.target {
-            WarmupTarget::Model { model, .. } => Some(model),
-            WarmupTarget::Nodes { .. } | WarmupTarget::Group { .. } => None,
-        }
-    }
-
-    fn group(&self) -> Option<&ObjectName> {
-        match &self.accepted.as_ref().ok()?.target {
-            WarmupTarget::Group { group, .. } => Some(group),
-            WarmupTarget::Nodes { .. } | WarmupTarget::Model { .. } => None,
-        }
-    }
 }
 
 impl WarmupIndex {
@@ -494,23 +429,4 @@ fn wanted_images<'a>(
         }
     }
     wanted
-}
-
-/// The request of a Warmup that is refused. Nothing of it is carried out.
-fn refused_request(warmup: &Warmup) -> WarmupRequest {
-    let metadata = &warmup.metadata;
-    WarmupRequest {
-        generation: metadata.generation.and_then(|at| u64::try_from(at).ok()).unwrap_or_default(),
-        created: metadata.creation_timestamp.as_ref().map(tick).unwrap_or_default(),
-        paused: false,
-        limits: WarmupLimits::default(),
-        keep_warm: false,
-        set: warmup_set(warmup),
-        tolerations: Vec::new(),
-    }
-}
-
-fn toleration(written: &TolerationSpec) -> Toleration {
-    let TolerationSpec { key, operator, value, effect, toleration_seconds } = written.clone();
-    Toleration { key, operator, value, effect, toleration_seconds }
 }

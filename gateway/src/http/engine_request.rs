@@ -19,13 +19,14 @@
 //! because the engine has examined the request, and a crowd that moves from one full engine to the next fills all of
 //! them.
 
+mod faults;
 mod observer;
 
 use std::{pin::pin, rc::Rc, sync::Arc, time::Duration};
 
 use http::{HeaderMap, HeaderValue, Method, uri::PathAndQuery};
 use rouse::{
-    fault::{DisconnectPhase, ExchangeTimeout, FailureCause, Fault},
+    fault::{DisconnectPhase, FailureCause, Fault},
     fleet::event::CanaryVerdict,
     model::{EngineId, ModelName},
     units::{Millis, Tick},
@@ -42,6 +43,7 @@ use tokio::{
     time::Instant,
 };
 
+use self::faults::{canary_failure_cause, exit_as_closed, is_engine_gone, is_revocation};
 use super::{
     WorkerContext,
     affinity::{AffinityKeys, EndpointAttempt},
@@ -462,51 +464,6 @@ fn authorization(spec: &rouse_config::EngineConfig) -> Option<HeaderValue> {
     let mut value = HeaderValue::try_from(format!("Bearer {key}")).ok()?;
     value.set_sensitive(true);
     Some(value)
-}
-
-/// What a failed canary says about its engine. `None`: the engine is not to blame (its lease was revoked).
-const fn canary_failure_cause(fault: &Fault) -> Option<FailureCause> {
-    match fault {
-        Fault::EngineTimeout { .. } => Some(FailureCause::Timeout),
-        Fault::EngineUnreachable { .. }
-        | Fault::EngineClosedConnection { .. }
-        | Fault::EngineFailed {
-            cause:
-                FailureCause::Exited(_)
-                | FailureCause::Killed(_)
-                | FailureCause::Unreachable
-                | FailureCause::ConnectionBroken,
-            ..
-        } => Some(FailureCause::Unreachable),
-        _ => None,
-    }
-}
-
-/// Reports an exited process as a closed connection. Either event may be noticed first, so before the first byte of the
-/// response the client gets the same error for both, and the same advice on whether to retry.
-fn exit_as_closed(failed: relay::ExchangeError) -> Fault {
-    match failed.fault {
-        Fault::EngineFailed {
-            model,
-            cause: FailureCause::Exited(_) | FailureCause::Killed(_),
-            wait: None,
-        } => Fault::EngineClosedConnection { model, may_have_started: failed.begun },
-        other => other,
-    }
-}
-
-/// Whether the request lost its engine and another engine may serve it. False when the gateway itself shuts down.
-const fn is_revocation(fault: &Fault) -> bool {
-    matches!(fault, Fault::EngineFailed { .. } | Fault::TurnEnded { .. })
-}
-
-/// Whether the engine is unreachable or revoked, whichever of its socket and its process showed that first.
-const fn is_engine_gone(fault: &Fault) -> bool {
-    is_revocation(fault)
-        || matches!(
-            fault,
-            Fault::EngineUnreachable { .. } | Fault::EngineTimeout { timeout: ExchangeTimeout::Connect, .. }
-        )
 }
 
 /// Waits until the gate of a dead engine is revoked, or [`EXIT_DETECTION_TIMEOUT`] passes. The gate is revoked as soon
