@@ -136,8 +136,9 @@ impl EventRecorder {
                 () = sleep => {
                     if let Some((key, event)) = self.aggregator.next(Instant::now(), &self.instance) {
                         let written = self.write(event).await;
-                        self.aggregator.wrote(key, written, Instant::now());
-                        next = Instant::now() + pacer.pause(Instant::now());
+                        let now = Instant::now();
+                        self.aggregator.wrote(key, written, now);
+                        next = now + pacer.pause(now);
                     }
                 }
             }

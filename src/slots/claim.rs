@@ -9,7 +9,7 @@ use super::{
 };
 use crate::pairing::ids::NodeName;
 
-/// What helps against a lost race.
+/// The advice after a lost race.
 const REPLACE: &str = "delete the Pod, so that the one that replaces it gets another slot";
 
 /// By which resource a container got a slot.

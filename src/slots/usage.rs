@@ -5,10 +5,10 @@ use std::{fmt, str::FromStr};
 use super::ids::VirtualId;
 use crate::pairing::ids::NodeName;
 
-/// What follows is the virtual device and the node.
+/// Begins a claim by the configuration, before the virtual device and the node.
 const BY_CONFIGURATION: &str = "C";
 
-/// Who uses a slot.
+/// The node that uses a slot, and the resource by which it got the slot.
 ///
 /// Written as an empty text, as `NODE`, or as `C:VIRTUAL:NODE`. Neither a node nor a virtual device has a colon in its
 /// name.

@@ -26,8 +26,8 @@ pub struct VirtualClaim {
     pub slot: SlotName,
     /// The change to write first. `None` if the node has this slot under this id.
     pub change: Option<SlotChange>,
-    /// Changes that free other slots which the node has under this id, to be written after all claims. One that fails
-    /// is repeated by the reclaim.
+    /// Changes that free other slots which the node has under this id, to be written after all claims. If one fails, the
+    /// reclaim frees that slot, but only once no container has the virtual device.
     pub releases: Vec<(InstanceName, SlotChange)>,
 }
 

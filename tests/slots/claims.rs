@@ -10,7 +10,7 @@ fn virtual_device(id: &str) -> ClaimKind {
     ClaimKind::Configuration(id.into())
 }
 
-/// What has the slot, who wants it, and what the map says afterwards or why it is refused.
+/// The usage of the slot, the node that wants it, and the usage afterwards or the reason of the refusal.
 #[test]
 fn a_claim_succeeds_by_the_usage_of_the_slot() {
     let taken = || Err(ClaimError::TakenByNode { slot: "cam-0".into(), node: "b".into() });

@@ -200,7 +200,7 @@ fn a_write_that_fails_or_is_lost_is_repeated_after_a_pause() {
     assert_eq!(leader.plan(), commands);
 }
 
-/// Somebody has written a text that is no node's name. The reader takes it for one.
+/// A user has written a text that is no usage. The reader of the object takes the whole text for a node's name.
 #[test]
 fn a_slot_of_a_node_that_never_was_is_freed() {
     let mut leader = two_cameras();
