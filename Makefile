@@ -161,6 +161,14 @@ test-node: programs ## A real kubelet and containerd with our images, which take
 	@$(PART) "the node: kubelet, containerd and kube-scheduler, Pods in containers" 180 \
 	    timeout --kill-after 10 900 cargo test --workspace --locked --test node -- $(ARGS)
 
+.PHONY: slot-switches
+slot-switches: programs ## How long a switch between models on slots takes, with optimised programs on a real kubelet, held to what is promised
+	@$(MAKE) cluster build-counted
+	images/build "$(TARGET)/debug" "$(TARGET)/debug/images" rouse-stub engine-sim rouse-pause
+	images/build "$(OPTIMISED)" "$(OPTIMISED)/images" rouse-stub
+	env ROUSE_OPTIMISED="$(OPTIMISED)" timeout --kill-after 10 900 \
+	    cargo test --workspace --locked --test node -- --nocapture slots::switches
+
 .PHONY: test-engines
 test-engines: $(VENV)/.complete programs ## The gateway against a real llama.cpp server and with the openai SDK, both from PyPI (ARGS="-k NAME")
 	@export PYTHONDONTWRITEBYTECODE=1 ROUSE_GATEWAY="$(TARGET)/debug/rouse-gateway"; \

@@ -119,6 +119,11 @@ pub struct Engine {
     /// Reservations refused in a row, for reasons that the decisions do not know.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub conflicts: u32,
+    /// Accelerators that starts did not get from the cluster since the engine last served, the last ones at the end.
+    ///
+    /// The next start prefers others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub denied_accelerators: Vec<AcceleratorId>,
     /// When sleep was confirmed, while the meter does not show the released memory as free yet.
     pub releasing_since: Option<Tick>,
     /// Deadline of a stop; after it the stop is repeated without grace.
@@ -211,6 +216,7 @@ impl Engine {
             failures: 0,
             failures_since_serving: 0,
             conflicts: 0,
+            denied_accelerators: Vec::new(),
             releasing_since: None,
             stop_retry_at: Tick(0),
             startup_began: now,
@@ -421,6 +427,12 @@ impl Engine {
         self.saturation = None;
         self.releasing_since = None;
         self.diagnostics = EngineDiagnostics::default();
+    }
+
+    /// Records accelerators that a start did not get, as the last ones.
+    pub fn deny_accelerators(&mut self, accelerators: &[AcceleratorId]) {
+        self.denied_accelerators.retain(|known| !accelerators.contains(known));
+        self.denied_accelerators.extend_from_slice(accelerators);
     }
 }
 

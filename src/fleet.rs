@@ -29,6 +29,7 @@ use dispatch::Dispatch;
 use event::{Event, GatewayDemand, LearnedMeasurements, OperatorAction};
 use plan::{Planner, ReportInputs, leadership::LeadershipRole};
 use report::{FleetView, ModelState, Report, VariantReport};
+use state::ledger::pool_accelerators::PoolAccelerators;
 
 use crate::{
     engine::{
@@ -71,7 +72,7 @@ pub struct RoutingChanges {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AcceleratorCapacity {
     pub capacity: Bytes,
-    /// Number of accelerators in a pool, if the pool counts them.
+    /// Of a pool its accelerators or slots, of an accelerator in a pool its slots, if they are counted.
     pub units: Option<u32>,
 }
 
@@ -296,11 +297,15 @@ impl Fleet {
         self.planner.spec(model)
     }
 
-    /// Returns the capacity of an accelerator that has an account in the ledger.
+    /// Returns the capacity of an accelerator, or of a pool: of one whose accelerators have slots, that of all together.
     #[must_use]
     pub fn accelerator_capacity(&self, accelerator: &AcceleratorId) -> Option<AcceleratorCapacity> {
-        let account = self.planner.ledger.accelerators.get(accelerator)?;
-        Some(AcceleratorCapacity { capacity: account.capacity, units: account.units })
+        let accounts = &self.planner.ledger.accelerators;
+        if let Some(account) = accounts.get(accelerator) {
+            return Some(AcceleratorCapacity { capacity: account.capacity, units: account.units });
+        }
+        let pool = accounts.pool(accelerator)?;
+        Some(AcceleratorCapacity { capacity: pool.capacity(), units: Some(pool.units()) })
     }
 
     /// Memory that may still be reserved where engines with this requirement may run, over all these accelerators.
@@ -310,6 +315,9 @@ impl Fleet {
         let free = |id: &AcceleratorId| accounts.get(id).map(|account| account.free()).unwrap_or_default();
         match requirement {
             AcceleratorRequirement::InPool { pool, .. } => free(pool),
+            AcceleratorRequirement::Slots { pool, .. } => {
+                accounts.pool(pool).map_or(Bytes::ZERO, PoolAccelerators::free)
+            }
             AcceleratorRequirement::Ids(ids) => ids.iter().map(free).sum(),
             AcceleratorRequirement::Count(_) => accounts.iter().map(|(_, account)| account.free()).sum(),
         }

@@ -11,8 +11,8 @@
 //! Everything here is synchronous: no clock, no randomness, no I/O. Time enters as a [`units::Tick`]; every decision
 //! has a reason. `Cargo.toml` names no crate that performs I/O, `clippy.toml` lists the types of the standard library
 //! that this crate must not use, and `tests/lints.rs` rejects the modules. [`shell_words`] parses command lines,
-//! [`error_chain`] renders errors, [`shared_map`] has the maps that planning can copy cheaply, and [`stable_hash`] the
-//! hash that stands for chance.
+//! [`variables`] replaces `$(NAME)`, [`error_chain`] renders errors, [`shared_map`] has the maps that planning can copy
+//! cheaply, and [`stable_hash`] the hash that stands for chance.
 //!
 //! [`fleet`] decides for models: `plan` starts and evicts engines, `dispatch` grants and refuses, `explain` words the
 //! reasons. [`pairing`] decides for dual pods. [`saturation`] decides how many replicas each variant of a model runs.
@@ -47,4 +47,5 @@ pub mod sim;
 pub mod slots;
 pub mod stable_hash;
 pub mod units;
+pub mod variables;
 pub mod warmup;

@@ -20,10 +20,13 @@
 //!            └──────────────── outcomes come back as events ◀─────────────┘
 //! ```
 //!
+//! With slots, several requesters share an accelerator and stay while their engines sleep. Then the gateway decides
+//! which of these engines are awake ([`event::PairingEvent::Want`], [`EngineReport`]), and the same reservations hold.
+//!
 //! Every node is planned by itself. A plan covers only nodes with a new event or an expired deadline. The Pods hold the
 //! truth: a binding is written on the provider before anything is launched or woken, and removed after the engine is
-//! asleep. So an engine found unbound after a restart is asleep or idle. An engine found bound may be in any state and
-//! counts as awake until it has been queried.
+//! asleep and its requester leaves. So an engine found unbound after a restart is asleep or idle. An engine found bound
+//! may be in any state and counts as awake until it has been queried.
 
 pub mod command;
 pub mod event;
@@ -33,7 +36,9 @@ pub mod node;
 pub mod settings;
 pub mod vanished;
 
+mod actuation;
 mod assign;
+mod assignment_queue;
 mod check;
 mod deadlines;
 mod engine_steps;
@@ -49,6 +54,7 @@ use std::{
     sync::Arc,
 };
 
+pub use actuation::{EngineReport, EngineWant};
 use command::PairingCommand;
 use event::{LauncherBuildPolicy, LeaderEpoch, PairingEvent, TemplateStatus};
 use ids::{EngineFingerprint, LauncherBuild, NodeName, RequesterId};

@@ -60,7 +60,10 @@ pub use self::{
     ids::{ActionHash, ImageName, WarmPodName, WarmSet, WarmupId, WarmupItem},
     plan::WarmupPlan,
     progress::{WarmupPhase, WarmupProgress},
-    record::{NodeKey, RecordError, RecordGroup, RecordState, RecordedNode, RecordedOutcome, WarmupRecord},
+    record::{
+        NodeKey, NodeUidKey, RecordError, RecordGroup, RecordState, RecordedNode, RecordedOutcome,
+        WarmupRecord,
+    },
     report::{ItemState, MAX_LISTED_NODES, NodeReport, WarmupReason, WarmupReport},
     request::{NodeItems, WarmupLimits, WarmupRequest, WarmupTargets},
     verdict::{NodeCounts, WarmupVerdict, is_permanent, judge, nodes_to_begin},

@@ -40,7 +40,7 @@ fn configuration(replicas: u32, max_concurrency: u32) -> FleetConfig {
             EngineMemory { awake: Bytes::gib(1), asleep: Bytes::mib(256), host: Bytes::gib(1) },
         )
     };
-    let gpu = Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: false, units: None };
+    let gpu = Accelerator::new("gpu-0".into(), Bytes::gib(24));
     let settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
     FleetConfig { settings, accelerators: vec![gpu], models: vec![model] }
 }

@@ -26,7 +26,7 @@ fn model(name: &str, gib: u64, dependencies: &[&str]) -> ModelSpec {
 fn base_scenario(models: Vec<ModelSpec>) -> Scenario {
     let mut settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
     settings.turns.residency = Millis::secs(5);
-    let gpu = Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: true, units: None };
+    let gpu = Accelerator { metered: true, ..Accelerator::new("gpu-0".into(), Bytes::gib(24)) };
     Scenario::new("needs", FleetConfig { settings, accelerators: vec![gpu], models })
 }
 

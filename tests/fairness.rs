@@ -25,7 +25,7 @@ fn scenario(name: &str, models: Vec<ModelSpec>) -> Scenario {
     let mut settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
     settings.turns.residency = Millis::secs(1);
     settings.turns.max_turn = Millis::secs(10);
-    let gpu = Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: true, units: None };
+    let gpu = Accelerator { metered: true, ..Accelerator::new("gpu-0".into(), Bytes::gib(24)) };
     Scenario::new(name, FleetConfig { settings, accelerators: vec![gpu], models })
 }
 

@@ -1,4 +1,4 @@
-//! Dual pods in ten thousand random simulated clusters.
+//! Dual pods in twelve thousand random simulated clusters.
 //!
 //! `ROUSE_SIM_SEEDS` and `ROUSE_SIM_FIRST` set how many and where to begin; `ROUSE_SIM_SEED` runs a single seed and
 //! prints its story.
@@ -27,7 +27,7 @@ fn no_cluster_breaks_a_promise() {
         return outcome.unwrap_or_else(|broken| panic!("{broken}"));
     }
     let first = setting("ROUSE_SIM_FIRST", 0);
-    let seeds = first + setting("ROUSE_SIM_SEEDS", 10_000);
+    let seeds = first + setting("ROUSE_SIM_SEEDS", 12_000);
     let next = AtomicU64::new(first);
     let threads = std::thread::available_parallelism().map_or(1, Into::into);
     let (mut tally, mut failed) = (ClusterTally::new(), Vec::new());
@@ -63,6 +63,10 @@ fn no_cluster_breaks_a_promise() {
         "launchers edited",
         "engines displaced",
         "outdated engines evicted",
+        "wants",
+        "wants withdrawn",
+        "bound sleepers",
+        "bound sleepers woken",
     ] {
         assert!(tally.get(what).is_some_and(|n| *n > 100), "hardly any {what}: {tally:?}");
     }

@@ -54,6 +54,7 @@ fn requester_event(node: usize, id: String, fingerprint: u64, on: &[u32]) -> Pai
         grace: None,
         terminated: false,
         finalizer: false,
+        actuated: false,
     };
     PairingEvent::RequesterObserved { node: node_name(node), requester: id.into(), observed }
 }

@@ -16,7 +16,7 @@ use rouse::{
 
 /// One accelerator of 80 GiB, 4 GiB of which another program uses.
 fn base_scenario() -> Scenario {
-    let gpu = Accelerator { id: "gpu".into(), capacity: Bytes::gib(80), metered: true, units: None };
+    let gpu = Accelerator { metered: true, ..Accelerator::new("gpu".into(), Bytes::gib(80)) };
     let models = vec![model("one", 20), model("two", 10)];
     let configuration = FleetConfig { settings: FleetSettings::default(), accelerators: vec![gpu], models };
     let mut scenario = Scenario::new("peaks", configuration);

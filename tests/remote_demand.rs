@@ -46,7 +46,7 @@ struct RemoteDemandHarness {
 impl RemoteDemandHarness {
     fn new(models: Vec<ModelSpec>, awake: &[&str]) -> Self {
         let mut world = Self { fleet: Fleet::new(), now: START, plan: Plan::default() };
-        let gpu = Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: false, units: None };
+        let gpu = Accelerator::new("gpu-0".into(), Bytes::gib(24));
         let settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
         let configuration = FleetConfig { settings, accelerators: vec![gpu], models };
         world.send(&Event::Configured { configuration: Box::new(configuration) });

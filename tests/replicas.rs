@@ -36,12 +36,8 @@ fn model(name: &str, replicas: u32) -> ModelSpec {
 /// Accelerators that each hold one engine.
 fn base_scenario(gpus: u64, models: Vec<ModelSpec>) -> Scenario {
     let settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
-    let gpu = |n| Accelerator {
-        id: format!("gpu-{n}").into(),
-        capacity: Bytes::gib(24),
-        metered: true,
-        units: None,
-    };
+    let gpu =
+        |n| Accelerator { metered: true, ..Accelerator::new(format!("gpu-{n}").into(), Bytes::gib(24)) };
     Scenario::new("replicas", FleetConfig { settings, accelerators: (0..gpus).map(gpu).collect(), models })
 }
 

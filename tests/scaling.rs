@@ -40,10 +40,8 @@ fn base_scenario(gpus: usize, models: Vec<ModelSpec>) -> Scenario {
 fn with_accelerators(gib: &[u64], models: Vec<ModelSpec>) -> Scenario {
     let settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
     let gpu = |(n, gib): (usize, &u64)| Accelerator {
-        id: format!("gpu-{n}").into(),
-        capacity: Bytes::gib(*gib),
         metered: true,
-        units: None,
+        ..Accelerator::new(format!("gpu-{n}").into(), Bytes::gib(*gib))
     };
     let accelerators = gib.iter().enumerate().map(gpu).collect();
     Scenario::new("scaling", FleetConfig { settings, accelerators, models })

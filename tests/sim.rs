@@ -125,6 +125,8 @@ fn assert_not_vacuous(tally: &Tally) {
         "holds",
         "requests turned away by a stub",
         "pools resized",
+        "reservations of slots",
+        "accelerators with slots that changed their health",
         "starts of what needs others",
     ] {
         assert!(tally.count(what) > 0, "nothing was tried: {what}");

@@ -43,7 +43,7 @@ pub(crate) fn fleet(engines: usize, waiting: WaitingLoad) -> Fleet {
     let mut fleet = Fleet::new();
     let accelerators = (engines / 8).max(1);
     let models = (0..engines).map(model).collect();
-    let gpu = |n| Accelerator { id: gpu(n), capacity: Bytes::gib(82), metered: true, units: None };
+    let gpu = |n| Accelerator { metered: true, ..Accelerator::new(gpu(n), Bytes::gib(82)) };
     let mut settings = FleetSettings { host_memory: Bytes::gib(1 << 20), ..FleetSettings::default() };
     settings.queue.max_waiting = 100_000;
     let configuration = FleetConfig { settings, accelerators: (0..accelerators).map(gpu).collect(), models };

@@ -67,12 +67,10 @@ pub(super) fn read_accelerators(
                 ),
             );
         }
-        devices.list.push(Accelerator {
-            id: id.clone(),
-            capacity: memory.saturating_sub(headroom),
-            metered: meter.is_some(),
-            units: None,
-        });
+        let capacity = memory.saturating_sub(headroom);
+        devices
+            .list
+            .push(Accelerator { metered: meter.is_some(), ..Accelerator::new(id.clone(), capacity) });
         if let Some(visible) = visible {
             devices.visible.insert(id.clone(), visible);
         }

@@ -81,7 +81,7 @@ fn unplaceable_reason(core: &FleetConfig, headroom: Bytes, spec: &ModelSpec) -> 
             (ids.len(), capacities.collect())
         }
         // The file has no syntax for this.
-        AcceleratorRequirement::InPool { .. } => return None,
+        AcceleratorRequirement::InPool { .. } | AcceleratorRequirement::Slots { .. } => return None,
     };
     if capacities.len() < count {
         return Some(match capacities.len() {
@@ -175,9 +175,9 @@ fn check_wait_limits(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(St
 fn check_sleep_level(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(String)) {
     let budget = config.core.settings.host_memory;
     let accelerators = match &spec.accelerators {
-        AcceleratorRequirement::Count(count) | AcceleratorRequirement::InPool { count, .. } => {
-            u64::from(*count)
-        }
+        AcceleratorRequirement::Count(count)
+        | AcceleratorRequirement::InPool { count, .. }
+        | AcceleratorRequirement::Slots { count, .. } => u64::from(*count),
         AcceleratorRequirement::Ids(ids) => ids.len() as u64,
     };
     let host = Bytes(spec.memory.host.0.saturating_mul(accelerators));

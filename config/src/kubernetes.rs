@@ -35,6 +35,8 @@ pub struct KubernetesConfig {
     pub warmup: WarmupConfig,
     /// How to serve requesters; `None` disables it.
     pub dual_pods: Option<DualPodsConfig>,
+    /// How to keep the slots of shared devices; `None` disables it.
+    pub slots: Option<SlotsConfig>,
 }
 
 /// How the gateway that leads carries out Warmups.
@@ -68,6 +70,19 @@ impl Default for WarmupConfig {
 pub struct DualPodsConfig {
     pub mode: ProviderMode,
     pub timing: pairing::settings::PairingSettings,
+}
+
+/// How the gateway that leads keeps the slots of shared devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotsConfig {
+    /// A node that is not ready for so long, and has no Pod with a slot left, has lost its slots.
+    pub node_timeout: Millis,
+}
+
+impl Default for SlotsConfig {
+    fn default() -> Self {
+        Self { node_timeout: Millis::secs(300) }
+    }
 }
 
 /// A Prometheus that scrapes DCGM's exporter, or engines.
@@ -163,6 +178,7 @@ fn section(reader: &mut ConfigReader, node: &YamlNode) -> Option<KubernetesConfi
     let saturation = saturation::of_cluster(reader, &mut section, prometheus.is_some());
     let warmup = section.sub(reader, "warmup", warmup);
     let dual_pods = section.read(reader, "dualPods", dual_pods);
+    let slots = section.read(reader, "slots", slots);
     section.close(reader);
     Some(KubernetesConfig {
         watched_namespaces: watched,
@@ -176,6 +192,7 @@ fn section(reader: &mut ConfigReader, node: &YamlNode) -> Option<KubernetesConfi
         saturation,
         warmup,
         dual_pods,
+        slots,
     })
 }
 
@@ -218,6 +235,14 @@ fn dual_pods(reader: &mut ConfigReader, node: &YamlNode) -> Option<DualPodsConfi
     };
     section.close(reader);
     Some(DualPodsConfig { mode, timing })
+}
+
+fn slots(reader: &mut ConfigReader, node: &YamlNode) -> Option<SlotsConfig> {
+    let mut section = reader.section(node);
+    let node_timeout = section.read(reader, "nodeTimeout", ConfigReader::positive_duration);
+    section.close(reader);
+    let default = SlotsConfig::default();
+    Some(SlotsConfig { node_timeout: node_timeout.unwrap_or(default.node_timeout) })
 }
 
 fn prometheus(reader: &mut ConfigReader, node: &YamlNode) -> Option<PrometheusConfig> {

@@ -43,8 +43,8 @@ pub use self::{
     file::{load, parse},
     keys::{KeyConfig, KeyConfigs, KeyHash, ModelAccess, RateLimits},
     kubernetes::{
-        DualPodsConfig, ImageVolumes, KubernetesConfig, PlatformKind, PrometheusConfig, WarmupConfig,
-        WatchedNamespaces,
+        DualPodsConfig, ImageVolumes, KubernetesConfig, PlatformKind, PrometheusConfig, SlotsConfig,
+        WarmupConfig, WatchedNamespaces,
     },
     passthrough::PassthroughPath,
     saturation::{LoadSource, LocalSaturation, ModelSaturation, SaturationConfig},

@@ -21,7 +21,9 @@ impl Config {
             };
             let allowed = |accelerator: &&Accelerator| match &spec.accelerators {
                 AcceleratorRequirement::Ids(ids) => ids.contains(&accelerator.id),
-                AcceleratorRequirement::Count(_) | AcceleratorRequirement::InPool { .. } => true,
+                AcceleratorRequirement::Count(_)
+                | AcceleratorRequirement::InPool { .. }
+                | AcceleratorRequirement::Slots { .. } => true,
             };
             let largest = accelerators.iter().filter(allowed).map(|accelerator| accelerator.capacity).max();
             let reserved = largest.map(|capacity| ((capacity + headroom).0 as f64 * share).ceil() as u64);
@@ -83,7 +85,7 @@ mod tests {
         let text = "models: [{name: m, memory: {awake: 10Gi}, engine: {kind: vllm, command: \
             [vllm, --port, '${PORT}', --gpu-memory-utilization, '0.5']}}]";
         let mut config = parse(text, "test").unwrap();
-        let found = Accelerator { id: "gpu".into(), capacity: Bytes::gib(79), metered: true, units: None };
+        let found = Accelerator { metered: true, ..Accelerator::new("gpu".into(), Bytes::gib(79)) };
         for _ in 0..2 {
             config.reserve_memory_utilization(std::slice::from_ref(&found), Bytes::gib(1));
             assert_eq!(config.core.models[0].memory.awake, Bytes::gib(40));

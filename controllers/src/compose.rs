@@ -3,25 +3,20 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use rouse::{
-    model::{Accelerator, FleetConfig, FleetSettings},
+    model::{Accelerator, AcceleratorId, FleetConfig, FleetSettings},
     units::Bytes,
 };
 use rouse_config::Config;
 
-use super::index::{Resolved, ResolvedPool, ServedModel};
+use super::index::{Resolved, ResolvedPool, ServedModel, SlotAccelerator};
 
 /// Returns the file's configuration with the cluster's pools and served models in place of its own.
 ///
-/// Each pool becomes one accelerator with the pool's name and its total grantable memory. A pool with a problem gets no
-/// memory: nothing starts there, and running engines stay.
+/// Each pool becomes one accelerator with the pool's name and its total grantable memory. Of a pool with slots, each
+/// accelerator that a node agent lists becomes one instead. A pool with a problem gets no memory: nothing starts there,
+/// and running engines stay.
 #[must_use]
 pub fn compose(base: &Config, resolved: &Resolved) -> Config {
-    let accelerator = |(name, pool): (&String, &ResolvedPool)| Accelerator {
-        id: name.as_str().into(),
-        capacity: pool.total.unwrap_or_default(),
-        metered: false,
-        units: pool.units,
-    };
     let served = || resolved.served.values();
     // What a gateway reads here is the same for all variants.
     let engine =
@@ -29,7 +24,7 @@ pub fn compose(base: &Config, resolved: &Resolved) -> Config {
     Config {
         core: FleetConfig {
             settings: FleetSettings { host_memory: host_memory(resolved), ..base.core.settings.clone() },
-            accelerators: resolved.pools.iter().map(accelerator).collect(),
+            accelerators: resolved.pools.iter().flat_map(|(name, pool)| accelerators(name, pool)).collect(),
             models: served().map(|served| served.spec.clone()).collect(),
         },
         engines: served().filter_map(engine).collect(),
@@ -38,6 +33,26 @@ pub fn compose(base: &Config, resolved: &Resolved) -> Config {
         accelerators_auto: false,
         ..base.clone()
     }
+}
+
+/// Returns what the decisions know of a pool as accelerators.
+fn accelerators(name: &str, pool: &ResolvedPool) -> Vec<Accelerator> {
+    let (id, total) = (AcceleratorId::from(name), pool.total.unwrap_or_default());
+    let Some(slots) = &pool.slots else {
+        return vec![Accelerator { units: pool.units, ..Accelerator::new(id, total) }];
+    };
+    let of_pool = |(uuid, accelerator): (&AcceleratorId, &SlotAccelerator)| {
+        let capacity = if pool.problem.is_none() { accelerator.capacity } else { Bytes::ZERO };
+        Accelerator {
+            units: Some(slots.each),
+            pool: Some(id.clone()),
+            node: Some(accelerator.node.clone()),
+            cordoned: !accelerator.takes_pods,
+            host_memory: pool.terms.as_ref().map(|terms| terms.host_sleep_memory),
+            ..Accelerator::new(uuid.clone(), capacity)
+        }
+    };
+    pool.slot_accelerators.iter().map(of_pool).collect()
 }
 
 /// Sums the RAM that engines asleep at level 1 may hold, over all nodes.
@@ -116,6 +131,53 @@ mod tests {
         }
         assert_eq!(config.core.settings.queue.max_waiting, 17, "what is no object's is as the file has it");
         assert_eq!(config.core.settings.host_memory, Bytes::ZERO, "no pool has RAM for sleepers");
+    }
+
+    #[test]
+    fn each_accelerator_with_slots_is_one_for_the_decisions_and_the_pool_is_none() {
+        let mut index =
+            ClusterIndex::new(WatchScope { policy: ConversionPolicy::default(), nodes: true, namespaces: 1 });
+        let pool = |meter_lag: &str| {
+            let slots = json!({
+                "slots": 3,
+                "resource": "rouse.dev/h100",
+                "hostSleepMemory": "64Gi",
+                "meterLag": meter_lag,
+            });
+            let mut spec = json!({"nodeSelector": {"inference-pool": "p"}});
+            slots.as_object().unwrap().iter().for_each(|(key, value)| spec[key] = value.clone());
+            spec
+        };
+        apply(&mut index, "AcceleratorPool", "p", pool("1m"));
+        let node = json!({"metadata": {"name": "n", "labels": {"inference-pool": "p"}}});
+        index.apply(IndexedObject::Node(serde_json::from_value(node).unwrap()));
+        let listed = json!({
+            "apiVersion": "rouse.dev/v1alpha1",
+            "kind": "AcceleratorNode",
+            "metadata": {"name": "n"},
+            "spec": {},
+            "status": {"accelerators": [
+                {"uuid": "GPU-1", "capacity": "79Gi", "healthy": true},
+                {"uuid": "GPU-2", "capacity": "79Gi", "healthy": false},
+            ]},
+        });
+        index.apply(IndexedObject::AcceleratorNode(serde_json::from_value(listed).unwrap()));
+        let base = rouse_config::parse("", "test").unwrap();
+        let with_slots = |uuid: &str, gib: u64| Accelerator {
+            units: Some(3),
+            pool: Some("p".into()),
+            node: Some("n".to_owned()),
+            host_memory: Some(Bytes::gib(64)),
+            ..Accelerator::new(uuid.into(), Bytes::gib(gib))
+        };
+        let accelerators = |index: &mut ClusterIndex| compose(&base, &index.resolved()).core.accelerators;
+        assert_eq!(accelerators(&mut index), [with_slots("GPU-1", 79), with_slots("GPU-2", 0)]);
+        // The overlap keeps the nodes of both pools from both.
+        apply(&mut index, "AcceleratorPool", "twin", json!({"nodeSelector": {"inference-pool": "p"}}));
+        let found = accelerators(&mut index);
+        assert!(found.iter().all(|accelerator| accelerator.capacity == Bytes::ZERO), "{found:?}");
+        apply(&mut index, "AcceleratorPool", "p", pool("soon"));
+        assert!(accelerators(&mut index).iter().all(|accelerator| accelerator.id.as_str() != "p"));
     }
 
     #[test]

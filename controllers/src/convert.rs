@@ -3,7 +3,9 @@
 //! An object has usually passed its schema, but schemas change while stored objects stay as they were. So the
 //! conversion does not trust the object: it collects all errors at once into [`Rejections`].
 
+pub mod device_configuration;
 mod engine;
+mod names;
 mod pod_template;
 mod saturation;
 mod spec_reader;
@@ -97,7 +99,8 @@ pub struct ModelVariant {
     pub name: VariantName,
     pub cost: f64,
     /// `replicas` is the maximum, and `min_replicas` is the variant's own. The pool of the accelerators is not known
-    /// yet: the index sets [`AcceleratorRequirement::InPool`].
+    /// yet: the index sets [`AcceleratorRequirement::InPool`] or
+    /// [`AcceleratorRequirement::Slots`].
     pub spec: ModelSpec,
     pub node_selector: BTreeMap<String, String>,
     /// The model's template merged with the variant's patch, if the variant has one.

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   Pods ──▶ index ──▶ events ──────▶ Pairing ──▶ commands ──▶ executor: one task each
-//!   nodes, pools, gpu-map ──▶ facts ──▶ │                         │ Pods, stubs, engines
-//!                                       ◀──────── outcomes ───────┘
+//!   nodes, pools, gpu-map ──▶ facts ──▶ │ ▲                       │ Pods, stubs, engines
+//!   fleet ◀──▶ engine_orders ◀──────────┘ └────── outcomes ───────┘
 //! ```
 //!
 //! Only the leader decides. A watch may lag behind the former leader's last writes, so the watch of the Pods begins with
@@ -15,6 +15,7 @@ mod actuation_timer;
 pub mod admission_denial;
 mod base;
 mod command_context;
+pub(crate) mod engine_orders;
 mod event_handlers;
 mod execute;
 mod facts;
@@ -62,9 +63,10 @@ use rouse::{
 use rouse_net::lease::TickClock;
 use tokio::sync::{mpsc, watch};
 
-pub use self::facts::NODE_READY_CONDITION;
+pub use self::facts::{NODE_READY_CONDITION, takes_pods};
 use self::{
     actuation_timer::ActuationTimer,
+    engine_orders::{EngineOrder, EngineOrderReceiver, EngineOrders},
     execute::{ExecutionResult, Executor},
     facts::ClusterFacts,
     fma_configs::FmaConfigs,
@@ -79,7 +81,6 @@ use self::{
 use crate::{
     cache::{Subscription, TermDelta},
     crd::fma::{InferenceServerConfig, LauncherConfig, LauncherPopulationPolicy},
-    dual_pods::provider::ProviderSettings,
     index::Resolved,
     kit::{self, Component},
     metrics::DualPodMetrics,
@@ -101,7 +102,6 @@ pub(crate) struct PairingControllerSettings {
     pub core: Core,
     /// Mode for requesters that do not set one.
     pub mode: ProviderMode,
-    pub make: ProviderSettings,
     /// Key for the tokens of models' requesters and of launchers.
     pub key: StubKey,
 }
@@ -118,6 +118,8 @@ pub(crate) struct PairingControllerParts {
     pub meter: Option<Arc<DcgmClient>>,
     /// The namespaces whose Pods are watched; `None` is the whole cluster.
     pub namespaces: BTreeSet<Option<String>>,
+    /// The fleet's orders that stand, and the reports to it.
+    pub orders: EngineOrders,
 }
 
 /// What feeds the controller.
@@ -133,6 +135,8 @@ pub(crate) struct PairingWatches {
     /// Policies that place launchers before any requester needs them.
     pub policies: Subscription<LauncherPopulationPolicy>,
     pub resolved: watch::Receiver<Option<Arc<Resolved>>>,
+    /// The fleet's orders about engines, while this gateway leads.
+    pub orders: EngineOrderReceiver,
 }
 
 /// Pairs requesters with engines.
@@ -151,6 +155,7 @@ pub(crate) struct PairingController {
     meter: Option<Arc<DcgmClient>>,
     executor: Arc<Executor>,
     namespaces: BTreeSet<Option<String>>,
+    orders: EngineOrders,
     /// Epoch of the term, while this gateway leads.
     term: Option<u64>,
     /// Namespaces whose Pods were listed in this term.
@@ -175,6 +180,7 @@ pub(crate) enum PairingInput {
     Policies(Delta<LauncherPopulationPolicy>),
     Launcher(LauncherEvent),
     Pools(Arc<Resolved>),
+    Order(EngineOrder),
 }
 
 /// Result of a background task.
@@ -202,8 +208,17 @@ pub(crate) enum FinishedTask {
 impl PairingController {
     #[must_use]
     pub(crate) fn new(parts: PairingControllerParts) -> Self {
-        let PairingControllerParts { client, writer, clock, settings, metrics, events, meter, namespaces } =
-            parts;
+        let PairingControllerParts {
+            client,
+            writer,
+            clock,
+            settings,
+            metrics,
+            events,
+            meter,
+            namespaces,
+            orders,
+        } = parts;
         let (launcher_watches, launcher_events) = LauncherWatches::new();
         Self {
             core: Pairing::new(settings.core),
@@ -219,6 +234,7 @@ impl PairingController {
             meter,
             executor: Arc::new(Executor { client, writer, clock, settings, metrics }),
             namespaces,
+            orders,
             term: None,
             listed_namespaces: BTreeSet::new(),
             epoch: None,
@@ -229,8 +245,20 @@ impl PairingController {
 
     /// Returns everything that the controller observes as one stream.
     pub(crate) fn inputs(&mut self, watches: PairingWatches) -> impl Stream<Item = PairingInput> + use<> {
-        let PairingWatches { pods, nodes, gpu_map, server_configs, launcher_configs, policies, resolved } =
-            watches;
+        let PairingWatches {
+            pods,
+            nodes,
+            gpu_map,
+            server_configs,
+            launcher_configs,
+            policies,
+            resolved,
+            orders,
+        } = watches;
+        let orders = stream::unfold(orders, async |mut orders| {
+            let order = orders.recv().await;
+            Some((PairingInput::Order(order), orders))
+        });
         let launchers = stream::unfold(self.launcher_events.take(), async |events| {
             let mut events = events?;
             Some((PairingInput::Launcher(events.recv().await?), Some(events)))
@@ -249,6 +277,7 @@ impl PairingController {
             deltas(policies, PairingInput::Policies),
             launchers.boxed(),
             pools.boxed(),
+            orders.boxed(),
         ])
     }
 
@@ -257,6 +286,10 @@ impl PairingController {
         self.apply_events(vec![PairingEvent::LeadershipGained { epoch: LeaderEpoch(epoch) }]);
         self.facts.reset_last_sent();
         self.apply_facts(tasks);
+        // Orders may have come before this controller had seen everything.
+        let mut orders = self.orders.all();
+        orders.retain(|order| self.index.requester(&order.requester).is_some());
+        self.apply_events(orders.into_iter().map(event_handlers::order_event).collect());
         self.apply_events(vec![PairingEvent::Listed]);
         self.actuation_timer.listed();
         let inputs = MetricsInputs { index: &self.index, facts: &self.facts, now: self.executor.clock.now() };
@@ -289,6 +322,7 @@ impl Component for PairingController {
             PairingInput::Policies(delta) => self.facts.configs.apply_policies(delta),
             PairingInput::Launcher(event) => self.handle_launcher_event(&event, tasks),
             PairingInput::Pools(resolved) => self.facts.set_resolved_pools(resolved),
+            PairingInput::Order(order) => self.handle_order(order),
         }
     }
 
@@ -329,6 +363,7 @@ impl Component for PairingController {
         self.pairing_metrics.recount_due(MetricsInputs { index: &self.index, facts: &self.facts, now });
         let mut plan = self.core.plan(now);
         self.core.issued(&plan, now);
+        self.publish_reports(&plan.planned_nodes);
         self.forget_unused(&plan.planned_nodes);
         for command in std::mem::take(&mut plan.commands) {
             self.start_command(command, tasks);
@@ -351,6 +386,13 @@ impl PairingController {
             let notices = if done.is_success() { notices } else { Vec::new() };
             FinishedTask::Command(Box::new((done, notices)))
         });
+    }
+
+    /// Reports to the fleet what became of its orders on these nodes.
+    fn publish_reports(&self, planned: &[NodeName]) {
+        for node in planned {
+            self.orders.publish(node, |requester| self.core.engine_report(node, requester));
+        }
     }
 
     /// Reports why requesters wait: in their Events, their statuses and the log.

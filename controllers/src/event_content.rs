@@ -1,5 +1,5 @@
 //! Decides which changes of a model become Events, by comparing snapshots of its engines and wait reasons. Defines the
-//! reasons of all Events, including those of dual pods and Warmups.
+//! reasons of all Events, including those of dual pods, Warmups and slots.
 
 use rouse::{
     engine::{Engine, state::LifecycleState},
@@ -32,6 +32,8 @@ pub enum EventReason {
     Paused,
     Resumed,
     Expired,
+    NodeLost,
+    Rejected,
 }
 
 /// Reason and note of one Event.
@@ -86,6 +88,8 @@ impl EventReason {
         Self::Resumed,
         Self::Expired,
     ];
+    /// Reasons of Events on DeviceInstances and on Pods that got no slot.
+    pub const SLOT_REASONS: [Self; 3] = [Self::NodeLost, Self::Deleted, Self::Rejected];
 
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -110,13 +114,15 @@ impl EventReason {
             Self::Paused => "Paused",
             Self::Resumed => "Resumed",
             Self::Expired => "Expired",
+            Self::NodeLost => "NodeLost",
+            Self::Rejected => "Rejected",
         }
     }
 
     /// Whether another note makes another Event. An API server keeps the note of an existing Event.
     #[must_use]
     pub const fn is_keyed_by_note(self) -> bool {
-        matches!(self, Self::Waiting | Self::Slept)
+        matches!(self, Self::Waiting | Self::Slept | Self::NodeLost)
     }
 
     /// Returns the Event's type.
@@ -127,7 +133,9 @@ impl EventReason {
             | Self::FailedCreate
             | Self::Failed
             | Self::ShortGrace
-            | Self::NodeFailed => "Warning",
+            | Self::NodeFailed
+            | Self::NodeLost
+            | Self::Rejected => "Warning",
             _ => "Normal",
         }
     }
@@ -141,13 +149,14 @@ impl EventReason {
             Self::ScaledToZero => "Stop",
             Self::Slept => "Sleep",
             Self::Woken => "Wake",
-            Self::Deleted | Self::Expired => "Delete",
+            Self::Deleted | Self::Expired | Self::Rejected => "Delete",
             Self::Waiting => "Wait",
             Self::Served => "Serve",
             Self::Ended | Self::Failed | Self::Completed => "End",
             Self::NodeFailed => "Warm",
             Self::Paused => "Pause",
             Self::Resumed => "Resume",
+            Self::NodeLost => "Free",
         }
     }
 

@@ -42,8 +42,8 @@ pub(super) use self::resolved::list;
 pub use self::{
     pool::PoolTerms,
     resolved::{
-        AcceleratorCapacities, PoolProblem, RejectedModel, Resolved, ResolvedNode, ResolvedPool, ServedModel,
-        ServedVariant,
+        AcceleratorCapacities, PoolProblem, PoolSlots, RejectedModel, Resolved, ResolvedNode, ResolvedPool,
+        ServedModel, ServedVariant, SlotAccelerator,
     },
 };
 

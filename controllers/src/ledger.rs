@@ -36,6 +36,8 @@ pub struct ReservationRequest {
     pub host_bytes: Bytes,
     /// Limit on the memory that the namespace's models may reserve in the pool; `None` if unlimited.
     pub quota: Option<Bytes>,
+    /// Where the engine is to run, if the leader has chosen its accelerators; `None` if the kubelet chooses them.
+    pub location: Option<ReservationLocation>,
 }
 
 /// The memory that a sleeping engine keeps, on each accelerator and in its node's RAM.
@@ -61,9 +63,12 @@ pub enum ReservationRefusal {
     Releasing,
     #[error("the ledger has no id left for another reservation")]
     IdsExhausted,
-    /// The engine already has a reservation of another size.
+    /// The engine already has a reservation of another size, or on other accelerators.
     #[error("the engine already has {has} reserved")]
     AlreadyReserved { has: Bytes },
+    /// The accelerators that the leader chose have too little unreserved memory.
+    #[error("{0}")]
+    Location(#[from] LocationError),
 }
 
 /// Returns the pool's grantable memory from its status.
@@ -123,9 +128,16 @@ impl Ledger {
             }
         }
         if let Some(asleep) = self.reservations.iter_mut().find(|known| known.id == reservation.id) {
-            let (node, accelerators) = (asleep.node.take(), std::mem::take(&mut asleep.accelerators));
-            let state = if node.is_some() { ReservationState::Placed } else { ReservationState::Reserved };
-            *asleep = Reservation { node, accelerators, state, ..reservation };
+            *asleep = match asleep.node.take() {
+                // A sleeper wakes where it is.
+                Some(node) => Reservation {
+                    node: Some(node),
+                    accelerators: std::mem::take(&mut asleep.accelerators),
+                    state: ReservationState::Placed,
+                    ..reservation
+                },
+                None => reservation,
+            };
             return Ok(asleep.id);
         }
         // Counting never gets there, but a ledger that was edited by hand may.
@@ -166,6 +178,22 @@ impl Ledger {
         }
     }
 
+    /// Marks the reservation of an engine that is known to sleep, given what such an engine is declared to keep.
+    ///
+    /// The engine may have been measured to keep more when it fell asleep. The larger of the two stays reserved.
+    pub fn adopt_asleep(&mut self, engine: &ReservationOwner, declared: SleepingMemory, now: Tick) {
+        let asleep = self
+            .reservations
+            .iter_mut()
+            .find(|known| known.is_of(engine) && known.state == ReservationState::Asleep);
+        if let Some(asleep) = asleep {
+            asleep.bytes = asleep.bytes.max(declared.bytes);
+            asleep.host_bytes = declared.host_bytes;
+        } else {
+            self.mark_asleep(engine, declared, now);
+        }
+    }
+
     /// Removes a reservation whose memory was observed free, or never used.
     pub fn release(&mut self, id: u64) {
         self.reservations.retain(|known| known.id != id);
@@ -180,6 +208,8 @@ impl Ledger {
 
 impl Reservation {
     fn new(id: u64, request: &ReservationRequest, now: Tick) -> Self {
+        let location = request.location.as_ref();
+        let state = if location.is_some() { ReservationState::Placed } else { ReservationState::Reserved };
         Self {
             id,
             model: request.engine.model.clone(),
@@ -188,16 +218,17 @@ impl Reservation {
             count: request.count,
             bytes: request.bytes,
             host_bytes: request.host_bytes,
-            node: None,
-            accelerators: Vec::new(),
-            state: ReservationState::Reserved,
+            node: location.map(|location| location.node.clone()),
+            accelerators: location.map(|location| location.accelerators.clone()).unwrap_or_default(),
+            state,
             since: now,
         }
     }
 
     fn matches(&self, request: &ReservationRequest) -> bool {
         let sizes = (request.count, request.bytes, request.host_bytes);
-        (self.count, self.bytes, self.host_bytes) == sizes
+        let is_there = request.location.as_ref().is_none_or(|location| self.is_at(location));
+        (self.count, self.bytes, self.host_bytes) == sizes && is_there
     }
 }
 
@@ -238,6 +269,7 @@ mod tests {
             bytes: Bytes::gib(gib),
             host_bytes: Bytes::ZERO,
             quota: None,
+            location: None,
         }
     }
 
@@ -294,6 +326,28 @@ mod tests {
         ledger.mark_releasing(id, Tick(7));
         ledger.mark_asleep(&own.engine, keeps, Tick(8));
         assert_eq!(ledger.allocated(), Bytes::gib(80), "it was told to go, and not seen gone");
+    }
+
+    #[test]
+    fn a_new_leader_lowers_nothing_that_was_measured_of_a_sleeper() {
+        let mut ledger = Ledger::default();
+        let (sleeper, other) = (wanted("m", 80), wanted("n", 40));
+        let keeps = |gib| SleepingMemory { bytes: Bytes::gib(gib), host_bytes: Bytes::gib(40) };
+        ledger.reserve(&sleeper, TOTAL, Tick(1)).unwrap();
+        ledger.mark_asleep(&sleeper.engine, keeps(5), Tick(2));
+        ledger.adopt_asleep(&sleeper.engine, keeps(2), Tick(3));
+        let found = ledger.reservation(&sleeper.engine).unwrap();
+        assert_eq!((found.bytes, found.since), (Bytes::gib(5), Tick(2)), "as it was measured");
+        ledger.adopt_asleep(&sleeper.engine, keeps(6), Tick(4));
+        assert_eq!(ledger.reservation(&sleeper.engine).unwrap().bytes, Bytes::gib(6), "as is declared now");
+        let id = ledger.reserve(&other, TOTAL, Tick(5)).unwrap();
+        ledger.adopt_asleep(&other.engine, keeps(2), Tick(6));
+        let found = ledger.reservation(&other.engine).unwrap();
+        assert_eq!((found.bytes, found.state), (Bytes::gib(2), ReservationState::Asleep));
+        ledger.mark_releasing(id, Tick(7));
+        ledger.adopt_asleep(&other.engine, keeps(3), Tick(8));
+        let found = ledger.reservation(&other.engine).unwrap();
+        assert_eq!((found.bytes, found.state), (Bytes::gib(2), ReservationState::Releasing));
     }
 
     #[test]

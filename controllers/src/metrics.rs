@@ -3,12 +3,14 @@
 mod dual_pods;
 mod meter_reads;
 mod saturation;
+mod slots;
 mod warmup;
 
 pub use self::{
     dual_pods::{ActuationPath, CallLatencyObserver, DualPodMetrics, EngineBindingLabels, LauncherPhase},
     meter_reads::{MeterReadMetrics, MeterSource},
     saturation::{ModelReplicas, SaturationMetrics, VariantLoad, VariantReplicas},
+    slots::{DeviceSlotGauges, DeviceSlotMetrics},
     warmup::{WarmSetGauge, WarmupMetrics, WarmupNodeGauges},
 };
 
@@ -21,6 +23,7 @@ pub struct ControllerMetrics {
     pub dual_pods: DualPodMetrics,
     pub meter_reads: MeterReadMetrics,
     pub saturation: SaturationMetrics,
+    pub slots: DeviceSlotMetrics,
     pub warmup: WarmupMetrics,
     /// Writes to the Kubernetes API, by object kind and outcome.
     pub writes: IntCounterVec,
@@ -37,6 +40,7 @@ impl ControllerMetrics {
             dual_pods: DualPodMetrics::new(registry),
             meter_reads: MeterReadMetrics::new(registry),
             saturation: SaturationMetrics::new(registry),
+            slots: DeviceSlotMetrics::new(registry),
             warmup: WarmupMetrics::new(registry),
             writes: register(registry, expect_valid(IntCounterVec::new(writes, &["kind", "outcome"]))),
         }

@@ -16,6 +16,7 @@ mod confirmation;
 mod context;
 pub mod dcgm;
 mod deployment_scaler;
+mod engine_location;
 mod engine_manager;
 mod engine_steps;
 mod engine_task;
@@ -58,9 +59,9 @@ use self::{
     work_queue::{PlatformFailure, WorkQueue},
 };
 use crate::{
-    cache::Subscription, index::ResolvedNode, kit::Terms, ledger::PoolLedger, metrics::MeterReadMetrics,
-    published::PublishedMailbox, status_inputs::StatusInputs, watch::InitialLists, workload::Sidecar,
-    writer::ObjectWriter,
+    cache::Subscription, dual_pods::engine_orders::EngineOrders, index::ResolvedNode, kit::Terms,
+    ledger::PoolLedger, metrics::MeterReadMetrics, published::PublishedMailbox, status_inputs::StatusInputs,
+    watch::InitialLists, workload::Sidecar, writer::ObjectWriter,
 };
 
 pub use external::ExternalBackend;
@@ -93,6 +94,8 @@ pub(crate) struct KubernetesDependencies {
     /// Source of accelerator memory use where stubs cannot read it.
     pub dcgm: Option<Arc<DcgmClient>>,
     pub readings: MeterReadMetrics,
+    /// Orders to the pairing controller, if this gateway has one.
+    pub engine_orders: Option<EngineOrders>,
 }
 
 /// Capacity of the queue of requests to the engine manager; the tasks that send further requests wait.
@@ -130,6 +133,7 @@ impl KubernetesPlatform {
             published,
             dcgm,
             readings,
+            engine_orders,
         } = dependencies;
         let failure = PlatformFailure::default();
         let (commands, commands_rx) =
@@ -152,6 +156,7 @@ impl KubernetesPlatform {
             failure,
             dcgm,
             readings,
+            engine_orders,
             occupancy: Arc::default(),
             confirmations: Semaphore::new(confirmation::MAX_CONCURRENT_CONFIRMATIONS),
             reassertions: Semaphore::new(deployment_scaler::MAX_CONCURRENT_REASSERTIONS),

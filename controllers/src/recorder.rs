@@ -1,4 +1,4 @@
-//! Records Events on models, on Warmups and on Pods of dual pods.
+//! Records Events on models, on Warmups, on DeviceInstances and on Pods.
 //!
 //! A task of its own writes them, and no caller waits for it. Events that do not fit are dropped. A write that fails is
 //! repeated a few times: the API server may be busy, and the renewal of the Lease late. A repetition within minutes
@@ -51,6 +51,8 @@ const BURST_INTERVAL: Duration = Duration::from_millis(50);
 /// Number of writes in a burst. Each pause that is left out earns one again.
 const BURST: u32 = 2000;
 const CONTROLLER: &str = "rouse.dev/gateway";
+/// Namespace of Events on objects that have none.
+const CLUSTER_NAMESPACE: &str = "default";
 /// Maximum number of tries to write an Event, and the pause after the first one, which doubles with each.
 const MAX_TRIES: u32 = 5;
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
@@ -65,12 +67,14 @@ pub enum RegardingKind {
     Model,
     Pod,
     Warmup,
+    DeviceInstance,
 }
 
 /// A request to record an Event on an object.
 #[derive(Clone, Debug)]
 pub struct EventRequest {
     pub regarding: RegardingKind,
+    /// Without a namespace for a kind that has none.
     pub object: ObjectName,
     pub uid: String,
     pub content: EventContent,
@@ -282,6 +286,7 @@ impl RegardingKind {
             Self::Model => ("rouse.dev/v1alpha1", "InferenceModel"),
             Self::Pod => ("v1", "Pod"),
             Self::Warmup => ("rouse.dev/v1alpha1", "Warmup"),
+            Self::DeviceInstance => ("rouse.dev/v1alpha1", "DeviceInstance"),
         }
     }
 }
@@ -290,13 +295,14 @@ impl AggregatedEvent {
     fn event(&self, instance: &str) -> Event {
         let EventRequest { regarding, object, uid, content } = &self.request;
         let text = |text: &str| Some(text.to_owned());
+        let namespace = Some(object.namespace.clone()).filter(|namespace| !namespace.is_empty());
         let head: String = object.name.chars().take(MAX_NAME_CHARS).collect();
         let word = content.reason.as_str();
         let (version, kind) = regarding.api_version_and_kind();
         let series = EventSeries { count: self.count, last_observed_time: MicroTime(self.last) };
         Event {
             metadata: ObjectMeta {
-                namespace: Some(object.namespace.clone()),
+                namespace: namespace.clone().or_else(|| text(CLUSTER_NAMESPACE)),
                 name: Some(format!("{head}.{}.{:x}", word.to_lowercase(), self.first.as_nanosecond())),
                 ..ObjectMeta::default()
             },
@@ -310,7 +316,7 @@ impl AggregatedEvent {
             regarding: Some(ObjectReference {
                 api_version: text(version),
                 kind: text(kind),
-                namespace: Some(object.namespace.clone()),
+                namespace,
                 name: Some(object.name.clone()),
                 uid: Some(uid.clone()),
                 ..ObjectReference::default()

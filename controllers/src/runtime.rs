@@ -16,7 +16,7 @@ use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
-use rouse::{fleet::event::Event, units::Millis};
+use rouse::{fleet::event::Event, slots::SlotsSettings, units::Millis};
 use rouse_config::{
     Config, ImageVolumes, KubernetesConfig, SaturationConfig, WatchedNamespaces as Namespaces,
 };
@@ -31,7 +31,7 @@ use tokio::{
 use self::threads::Threads;
 use crate::{
     convert::ConversionPolicy,
-    dual_pods::{self, provider::ProviderSettings},
+    dual_pods::{self, engine_orders::EngineOrders},
     election::{Election, KubeLeaseStore},
     gateway_replica::{self, DemandReporter},
     index::{ClusterIndex, Resolved, WatchScope},
@@ -45,6 +45,7 @@ use crate::{
     published::PublishedMailbox,
     recorder::EventRecorder,
     saturation::{SaturationController, SaturationParts, SaturationWatches},
+    slots::{DeviceSlotsController, DeviceSlotsParts},
     status_inputs::StatusInputs,
     status_writer::StatusWriter,
     warmup::{IndexSettings, WarmupController, WarmupParts},
@@ -88,6 +89,8 @@ pub struct ClusterRuntime {
     initial_lists: InitialLists,
     /// Lists of Warmups, which no gateway waits for.
     warmup_lists: InitialLists,
+    /// Lists of the kinds of shared devices, which no gateway waits for.
+    slots_lists: InitialLists,
     /// Controllers, each until the election ends.
     controllers: JoinSet<()>,
     /// The controller of saturation, until there is a driver for it to ask.
@@ -151,7 +154,7 @@ impl ClusterRuntime {
             .map(|asked| DcgmClient::new(asked, clock, metrics.meter_reads.clone()).map(Arc::new))
             .transpose()?;
         let dual = settings.dual_pods;
-        let threads = Threads::start(dual.is_some(), settings.warmup.enabled)?;
+        let threads = Threads::start(dual.is_some(), settings.warmup.enabled, settings.slots.is_some())?;
         let (of_lease, of_models) = (threads.lease.client(&api)?, threads.models.client(&api)?);
         let of_engines = threads.engines.client(&api)?;
 
@@ -176,7 +179,9 @@ impl ClusterRuntime {
         let mut watches =
             watches::ClusterWatches::new(of_models.clone(), namespaces.clone(), own_namespace.clone());
         let pods = watches.engine_pods();
-        let pairing_watches = dual.map(|_| watches.pairing(resolved.clone()));
+        let (engine_orders, orders_rx) = EngineOrders::new();
+        let engine_orders = dual.map(|_| engine_orders);
+        let pairing_watches = dual.map(|_| watches.pairing(resolved.clone(), orders_rx));
         let policy =
             ConversionPolicy { any_backend: settings.any_backend, dual_pods: dual.map(|dual| dual.mode) };
         let model_controller = ModelController {
@@ -198,7 +203,8 @@ impl ClusterRuntime {
         let inputs = watches.models().inputs(Arc::clone(&status_inputs));
         controllers
             .spawn_on(kit::run(model_controller, inputs, terms.clone(), clock), threads.models.handle());
-        if let (Some(dual), Some(thread), Some(pairing_watches)) = (dual, &threads.dual_pods, pairing_watches)
+        if let (Some(dual), Some(thread), Some(pairing_watches), Some(orders)) =
+            (dual, &threads.dual_pods, pairing_watches, engine_orders.clone())
         {
             let mut controller = dual_pods::PairingController::new(dual_pods::PairingControllerParts {
                 client: thread.client(&api)?,
@@ -207,13 +213,13 @@ impl ClusterRuntime {
                 settings: dual_pods::PairingControllerSettings {
                     core: dual.timing,
                     mode: dual.mode,
-                    make: ProviderSettings::default(),
                     key: key.clone(),
                 },
                 metrics: metrics.dual_pods.clone(),
                 events: event_sender.clone(),
                 meter: dcgm.clone(),
                 namespaces: namespaces.clone(),
+                orders,
             });
             let inputs = controller.inputs(pairing_watches);
             controllers.spawn_on(kit::run(controller, inputs, terms.clone(), clock), thread.handle());
@@ -224,7 +230,7 @@ impl ClusterRuntime {
                 client: thread.client(&api)?,
                 writer: writer.with_own_limit(MAX_MINOR_WRITES),
                 clock,
-                events: event_sender,
+                events: event_sender.clone(),
                 metrics: metrics.warmup.clone(),
                 settings: IndexSettings {
                     expected_lists: namespaces.len(),
@@ -235,6 +241,20 @@ impl ClusterRuntime {
                 image_volumes: settings.warmup.image_volumes == ImageVolumes::Auto,
             });
             let inputs = watches.warmup(resolved.clone(), warmup_lists.clone()).inputs();
+            controllers.spawn_on(kit::run(controller, inputs, terms.clone(), clock), thread.handle());
+        }
+        let slots_lists = InitialLists::default();
+        if let (Some(slots), Some(thread)) = (settings.slots, &threads.slots) {
+            let controller = DeviceSlotsController::new(DeviceSlotsParts {
+                client: thread.client(&api)?,
+                writer: writer.with_own_limit(MAX_MINOR_WRITES),
+                clock,
+                events: event_sender,
+                metrics: metrics.slots.clone(),
+                settings: SlotsSettings { node_timeout: slots.node_timeout },
+                expected_lists: namespaces.len(),
+            });
+            let inputs = watches.slots(slots_lists.clone()).inputs();
             controllers.spawn_on(kit::run(controller, inputs, terms.clone(), clock), thread.handle());
         }
         let saturation = SaturationStart {
@@ -266,6 +286,7 @@ impl ClusterRuntime {
             client: of_engines,
             dcgm,
             readings: metrics.meter_reads.clone(),
+            engine_orders,
         };
         let platform = {
             let _on_its_thread = threads.engines.handle().enter();
@@ -282,6 +303,7 @@ impl ClusterRuntime {
             last_composed: Default::default(),
             initial_lists: awaited,
             warmup_lists,
+            slots_lists,
             controllers,
             saturation: Some(saturation),
             tasks,
@@ -310,11 +332,14 @@ impl ClusterRuntime {
     /// Reports what the gateway runs without, because it may not read it.
     pub fn degraded_reason(&self) -> Arc<ReadinessCheck> {
         let (awaited, warmups) = (self.initial_lists.clone(), self.warmup_lists.clone());
+        let slots = self.slots_lists.clone();
         Arc::new(move || {
             let skipped = awaited.skipped_message().map(|lists| format!("this gateway may not read {lists}"));
             let warmups =
                 warmups.failed_message().map(|lists| format!("no Warmups are carried out: {lists}"));
-            let reasons: Vec<String> = skipped.into_iter().chain(warmups).collect();
+            let slots = slots.failed_message();
+            let slots = slots.map(|lists| format!("no slots of lost nodes are freed: {lists}"));
+            let reasons: Vec<String> = skipped.into_iter().chain(warmups).chain(slots).collect();
             (!reasons.is_empty()).then(|| reasons.join("; "))
         })
     }

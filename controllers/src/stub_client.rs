@@ -1,11 +1,20 @@
 //! Client of an engine's stub, with this leader's epoch and one engine generation.
 //!
 //! Every order carries both. The stub refuses older ones, so a replaced leader that does not know it yet changes
-//! nothing there.
+//! nothing there. An order about the gate has a number, too, since orders of one leader can pass each other: one that
+//! was given up and arrives late must not open the gate of an engine that sleeps by then.
 
 mod error;
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use http::Method;
 use rouse::{
@@ -33,6 +42,9 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 const DRIVER_TIMEOUT: Duration = nvml::QUERY_TIMEOUT.saturating_add(CALL_TIMEOUT);
 /// Maximum wait of one call of [`StubClient::drain`].
 const DRAIN_WAIT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Numbers the orders about gates. Of the whole process, because several of its parts give orders to one stub.
+static NEXT_GATE_ORDER: AtomicU64 = AtomicU64::new(1);
 
 /// Client of one stub.
 #[derive(Debug)]
@@ -86,6 +98,15 @@ impl StubClient {
         reply.map(|reply| read(&reply)).transpose()
     }
 
+    /// Makes this a client for the generation that the stub's gate has now; `None` if the gate was never opened.
+    ///
+    /// The pairing controller opens a requester's gate, with generations of its own.
+    pub(crate) async fn for_gate_generation(self) -> Result<Option<Self>, StubClientError> {
+        let gate = self.announce_leader().await?;
+        let generation = gate.map(|gate| gate.generation).filter(|known| *known > Generation::default());
+        Ok(generation.map(|generation| Self { generation, ..self }))
+    }
+
     /// Sets the engine's address. Needed again after the stub's container restarted.
     pub(crate) async fn set_target(&self, engine: SocketAddr) -> Result<(), StubClientError> {
         let body = json!({"address": engine.ip().to_string(), "port": engine.port()});
@@ -95,13 +116,13 @@ impl StubClient {
     /// Opens the gate.
     pub(crate) async fn open(&self) -> Result<(), StubClientError> {
         let body = OpenGateRequest { epoch: self.epoch, generation: self.generation };
-        self.order(Method::DELETE, "/v1/gate", &body, CALL_TIMEOUT).await.map(drop)
+        self.order(Method::DELETE, &gate_path(false), &body, CALL_TIMEOUT).await.map(drop)
     }
 
     /// Closes the gate: no request passes after the answer. Requests under way end with an error in their stream.
     pub(crate) async fn close(&self) -> Result<(), StubClientError> {
         let body = self.closing(self.generation, Some(Millis::ZERO));
-        self.order(Method::POST, "/v1/gate", &body, CALL_TIMEOUT).await.map(drop)
+        self.order(Method::POST, &gate_path(false), &body, CALL_TIMEOUT).await.map(drop)
     }
 
     /// Closes the gate and waits up to half a minute until no request is under way.
@@ -176,7 +197,7 @@ impl StubClient {
     }
 
     async fn wait_drained(&self, body: &CloseGateRequest, within: Duration) -> Result<(), StubClientError> {
-        let reply = self.order(Method::POST, "/v1/gate?wait=true", body, within).await?;
+        let reply = self.order(Method::POST, &gate_path(true), body, within).await?;
         let Some(reply) = reply else { return Ok(()) };
         if is_drained(&read(&reply)?) { Ok(()) } else { Err(StubClientError::GateReopened) }
     }
@@ -223,6 +244,29 @@ fn read<T: DeserializeOwned>(reply: &HttpClientReply) -> Result<T, StubClientErr
     serde_json::from_slice(&reply.body).map_err(|_| HttpClientError::Broken.into())
 }
 
+/// Returns the path of one order about the gate, with its number. `waits`: until the gate has drained.
+///
+/// In the query, which a stub without such numbers ignores.
+fn gate_path(waits: bool) -> String {
+    let sequence = NEXT_GATE_ORDER.fetch_add(1, Ordering::Relaxed);
+    let wait = if waits { "wait=true&" } else { "" };
+    format!("/v1/gate?{wait}sequence={sequence}")
+}
+
 const fn is_drained(gate: &GateStatus) -> bool {
     gate.gated && gate.leases == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_about_a_gate_has_a_larger_number_than_all_before_it() {
+        let number = |path: &str| path.split_once("sequence=").unwrap().1.parse::<u64>().unwrap();
+        let orders = [false, true, true, false].map(gate_path);
+        assert!(orders.is_sorted_by(|earlier, later| number(earlier) < number(later)), "{orders:?}");
+        let starts = orders.each_ref().map(|path| path.starts_with("/v1/gate?wait=true&sequence="));
+        assert_eq!(starts, [false, true, true, false]);
+    }
 }

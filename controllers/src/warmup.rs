@@ -56,7 +56,7 @@ use crate::{
 pub(crate) use self::{
     execute::WarmupOutcome,
     index::{GROUP_LABEL, IndexSettings},
-    node_facts::{NODE_DISK_PRESSURE_CONDITION, slim_system},
+    node_facts::{NODE_DISK_PRESSURE_CONDITION, has_condition, slim_system},
     pod_facts::is_engine,
 };
 

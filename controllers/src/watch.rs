@@ -8,7 +8,11 @@ mod guarded;
 mod initial_lists;
 mod outage;
 
-use std::{fmt::Debug, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Debug,
+    sync::Arc,
+};
 
 use futures_util::{Stream, StreamExt as _, pin_mut};
 use k8s_openapi::{
@@ -104,6 +108,19 @@ impl<K> From<K> for WatchedObject<K> {
     fn from(object: K) -> Self {
         Self::Readable(Arc::new(object))
     }
+}
+
+/// Returns known objects of this namespace that a list of it does not have.
+pub(crate) fn missing<K: Resource, V>(
+    known: &BTreeMap<ObjectName, V>,
+    namespace: Option<&str>,
+    objects: &[WatchedObject<K>],
+) -> Vec<ObjectName> {
+    let listed: BTreeSet<ObjectName> = objects.iter().map(WatchedObject::name).collect();
+    let is_gone = |name: &&ObjectName| {
+        namespace.is_none_or(|namespace| name.namespace == namespace) && !listed.contains(*name)
+    };
+    known.keys().filter(is_gone).cloned().collect()
 }
 
 fn name(metadata: &ObjectMeta) -> ObjectName {

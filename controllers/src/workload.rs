@@ -5,6 +5,7 @@
 //! rollout cuts no stream. A Deployment's name is the object's name, the variant's name unless that is the default, and
 //! eight characters that identify the template.
 
+mod accelerators;
 mod affinity;
 pub(crate) mod merge;
 mod requester;
@@ -21,12 +22,14 @@ use rouse_net::stub_api::Epoch;
 use serde_json::{Map, Value, json};
 
 use super::{
-    convert::{EnginePodTemplate, ModelVariant},
+    convert::{EnginePodTemplate, ModelVariant, device_configuration::ACCELERATORS_VARIABLE},
     crd::ledger::ObjectName,
     dual_pods::keys,
     label,
     stub_key::StubKey,
 };
+
+pub use self::accelerators::{SlotTerms, is_slot_resource};
 
 /// Label: the template of a Pod.
 pub const TEMPLATE: &str = "rouse.dev/template";
@@ -104,6 +107,10 @@ pub struct Workload<'a> {
     pub variant: &'a ModelVariant,
     /// Key of the pool's taint.
     pub taint: Option<&'a str>,
+    /// Extended resource that Pods request in the pool.
+    pub resource: &'a str,
+    /// How an engine gets its accelerators in a pool of slots.
+    pub slots: Option<&'a SlotTerms>,
     pub sidecar: &'a Sidecar,
     /// Whether its Pods are requesters rather than engines.
     pub dual_pods: bool,
@@ -137,15 +144,19 @@ pub fn selector() -> String {
 }
 
 impl Workload<'_> {
-    /// Returns eight hexadecimal characters that identify the Pod template.
+    /// Returns eight hexadecimal characters that identify the Pod template; sixteen for one on chosen accelerators.
     ///
-    /// The hash covers everything in the Pods, including parts that do not concern the engine, such as the stub. If a
-    /// Deployment's template changed, the Deployment would end Pods on its own.
+    /// A model can have thousands of the latter, and two of them must not agree. The hash covers all of the Pods, with
+    /// parts that do not concern the engine, such as the stub. If a Deployment's template changed, the Deployment would
+    /// end Pods on its own.
     #[must_use]
     pub fn template_hash(&self) -> String {
         let mut hash = FingerprintHasher::default();
         hash.feed_text(&self.pod().to_string());
         let hash = hash.value();
+        if self.slots.is_some_and(|slots| slots.location.is_some()) {
+            return format!("{hash:016x}");
+        }
         format!("{:08x}", (hash >> 32) ^ (hash & 0xffff_ffff))
     }
 
@@ -216,6 +227,12 @@ impl Workload<'_> {
         {
             push(spec, "tolerations", json!({"key": key, "operator": "Exists"}));
         }
+        if let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut)
+            && let Some(container) = container_of(spec, &self.pod_template.container)
+        {
+            // In mode dualPods the requester requests the accelerators.
+            self.adapt_requests(container, !self.dual_pods);
+        }
         pod
     }
 
@@ -238,6 +255,13 @@ impl Workload<'_> {
             ]);
             if let Some(claims) = claims {
                 merge::into(&mut stub, &json!({"resources": {"claims": claims}}));
+            }
+            // The kubelet sets this variable in the engine's container only, and the stub names the accelerators.
+            if let Some(location) = self.slots.and_then(|slots| slots.location.as_ref())
+                && let Some(stub) = stub.as_object_mut()
+            {
+                let ids = keys::join_ids(&location.accelerators);
+                push(stub, "env", json!({"name": ACCELERATORS_VARIABLE, "value": ids}));
             }
             push(spec, "containers", stub);
         }

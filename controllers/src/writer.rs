@@ -14,6 +14,7 @@ use http::{Request, header::CONTENT_TYPE};
 use kube::{
     Api, Resource,
     api::{Patch, PatchParams},
+    core::Status,
 };
 use prometheus::IntCounterVec;
 use serde::de::DeserializeOwned;
@@ -25,7 +26,7 @@ use tokio::{
 
 use self::fence::{Fence, SeenObject};
 
-use super::{api_error::api_error_message, election::Leadership, failpoint, ledger};
+use super::{api_error::api_error_message, election::Leadership, failpoint, ledger, slot_patch::json_patch};
 
 /// Field manager of the fields that Rouse writes.
 pub const MANAGER: &str = "rouse";
@@ -231,6 +232,24 @@ impl ObjectWriter {
     {
         let parameters = PatchParams::apply(MANAGER).force();
         self.call::<K, _>(api.patch_status(name, &parameters, &Patch::Apply(object))).await
+    }
+
+    /// Applies a JSON Patch to an object's status. The tests in it are its fence.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] if one of its tests fails. See [`Error`].
+    pub(crate) async fn patch_status_json<K>(
+        &self,
+        api: &Api<K>,
+        name: &str,
+        operations: &Value,
+    ) -> Result<K, Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        let patch = json_patch(operations)?;
+        let parameters = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+        self.call_with::<K, _>(api.patch_status(name, &parameters, &patch), json_patch_error).await
     }
 
     /// Deletes an object. Succeeds if the object is already gone. Retries as [`Self::patch_fenced`] does.
@@ -440,6 +459,17 @@ impl From<kube::Error> for Error {
 fn creation_error(error: kube::Error) -> Error {
     let is_of_another = matches!(&error, kube::Error::Api(status) if status.is_conflict());
     if is_of_another { Error::Api(Arc::new(error)) } else { Error::from(error) }
+}
+
+/// Reads the error of a JSON Patch.
+///
+/// The API server reports a test that failed like an object that it refuses, but without a cause.
+pub(crate) fn json_patch_error(error: kube::Error) -> Error {
+    let has_causes = |status: &Status| status.details.as_ref().is_some_and(|all| !all.causes.is_empty());
+    match &error {
+        kube::Error::Api(status) if status.code == 422 && !has_causes(status) => Error::Conflict,
+        _ => Error::from(error),
+    }
 }
 
 #[cfg(test)]

@@ -284,7 +284,7 @@ fn discover(headroom: Bytes) -> anyhow::Result<Vec<rouse::model::Accelerator>> {
 }
 
 /// Returns the clock for decisions: wall time read once, then advanced by a monotonic clock.
-fn wall_anchored_clock() -> TickClock {
+pub(crate) fn wall_anchored_clock() -> TickClock {
     let now = Instant::now();
     TickClock::new(now, Tick::default() + Millis::from(WallClock::now().since_epoch(now)))
 }

@@ -4,6 +4,7 @@ mod client;
 mod crds;
 mod key;
 mod local_machine;
+mod node;
 mod serve;
 mod show;
 mod simulate;
@@ -155,6 +156,11 @@ enum CliCommand {
         #[arg(long)]
         fma: bool,
     },
+    /// Run the agent of one node: offer the slots of its devices to its kubelet.
+    ///
+    /// A DaemonSet runs it, with an account of its own. It needs no configuration file, and serves /healthz, /readyz and
+    /// /metrics.
+    Node(node::NodeArgs),
     /// Replay a journal through the decisions, and print events, decisions and reports.
     Replay {
         /// Journal that a gateway wrote with `--journal`.
@@ -191,6 +197,7 @@ pub fn run(cli: Cli) -> ExitCode {
         },
         Some(CliCommand::Demo(options)) => serve::serve(None, None, options),
         Some(CliCommand::Check { file, config }) => Ok(serve::check(&file.or(config).unwrap_or_default())),
+        Some(CliCommand::Node(args)) => node::run(args),
         Some(CliCommand::Replay { file }) => replay(&file),
         Some(CliCommand::Simulate(args)) => simulate::run(&args, &mut std::io::stdout().lock()),
         Some(CliCommand::Key { name, stdin }) => key::run(&name, stdin),
@@ -249,6 +256,7 @@ fn run_admin_command(command: CliCommand) -> anyhow::Result<ExitCode> {
             CliCommand::DemoEngine(args) => Box::pin(engine_sim::run(*args)).await,
             CliCommand::Demo(_)
             | CliCommand::Check { .. }
+            | CliCommand::Node(_)
             | CliCommand::Replay { .. }
             | CliCommand::Simulate(_)
             | CliCommand::Key { .. }

@@ -164,7 +164,7 @@ mod tests {
             .iter()
             .map(|spec| match &spec.accelerators {
                 AcceleratorRequirement::Count(count) => Bytes(spec.memory.awake.0 * u64::from(*count)),
-                AcceleratorRequirement::Ids(_) | AcceleratorRequirement::InPool { .. } => unreachable!(),
+                other => unreachable!("{other:?}"),
             })
             .sum();
         assert!(wanted > total, "{wanted} must not fit into {total}");

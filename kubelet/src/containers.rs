@@ -1,4 +1,8 @@
-//! The container runtime's list of running containers (CRI, v1), with the annotations that a device plugin gave them.
+//! The container runtime's list of containers (CRI, v1), with the annotations that a device plugin gave them.
+//!
+//! Containers of all states are in it, because the kubelet may wait for minutes before it starts a container that has
+//! crashed again, with the same devices. The kubelet keeps the last ended container until its Pod is deleted. So a
+//! finished Pod counts until then, as in the list of kubelets before 1.34.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -7,8 +11,7 @@ use tonic::transport::Channel;
 use crate::{
     Error,
     generated::container_runtime::{
-        Container, ContainerFilter, ContainerState, ContainerStateValue, ListContainersRequest,
-        runtime_service_client::RuntimeServiceClient,
+        Container, ListContainersRequest, runtime_service_client::RuntimeServiceClient,
     },
     pod_resources::LONGEST_LIST,
     unix_call,
@@ -17,7 +20,7 @@ use crate::{
 /// A runtime that is busy starting containers answers slowly.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// The annotations of one running container.
+/// The annotations of one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerAnnotations {
     pub id: String,
@@ -37,16 +40,14 @@ impl ContainerRuntimeClient {
         Self { socket }
     }
 
-    /// Returns all running containers of the node.
+    /// Returns all containers of the node, those that have ended, too.
     ///
     /// # Errors
     /// The runtime cannot be reached, or does not answer within 2 s.
-    pub async fn running(&self) -> Result<Vec<ContainerAnnotations>, Error> {
-        let state = ContainerStateValue { state: ContainerState::ContainerRunning.into() };
-        let filter = ContainerFilter { id: String::new(), state: Some(state) };
+    pub async fn list(&self) -> Result<Vec<ContainerAnnotations>, Error> {
         let list = |channel: Channel| async move {
             let client = RuntimeServiceClient::new(channel);
-            let request = ListContainersRequest { filter: Some(filter) };
+            let request = ListContainersRequest { filter: None };
             client.max_decoding_message_size(LONGEST_LIST).list_containers(request).await
         };
         let listed = unix_call::call(&self.socket, "ListContainers", DEADLINE, list).await?;

@@ -69,7 +69,7 @@ impl PluginServer {
         Ok(Self { registered, stop_tx, task })
     }
 
-    /// Tells whether the kubelet has the plugin, also about later changes.
+    /// Reports whether the kubelet has the plugin, now and after each change.
     #[must_use]
     pub fn is_registered(&self) -> watch::Receiver<bool> {
         self.registered.clone()

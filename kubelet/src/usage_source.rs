@@ -11,7 +11,7 @@ pub trait SlotUsageSource: Send + Sync + 'static {
     /// Returns the devices in use.
     ///
     /// # Errors
-    /// The list cannot be read. It then says nothing: no device counts as unused.
+    /// The list cannot be read. Then no device counts as unused.
     fn in_use(&self) -> impl Future<Output = Result<SlotsInUse, Error>> + Send;
 }
 
@@ -20,8 +20,8 @@ pub trait SlotUsageSource: Send + Sync + 'static {
 pub struct SlotsInUse {
     /// Devices of Rouse's resources: names of slots, and ids of virtual devices.
     pub ids: BTreeSet<String>,
-    /// Devices of other plugins, for example `GPU-<uuid>`, each with its resource. `None` without the kubelet's list: the
-    /// container runtime does not know them.
+    /// Devices of other plugins, for example `GPU-<uuid>`, each with its resource. `None` without the kubelet's list:
+    /// the container runtime does not know them.
     pub foreign: Option<BTreeMap<String, String>>,
 }
 
@@ -86,7 +86,7 @@ impl SlotUsageSource for KubeletUsage {
             Err(error) => return Err(error),
         };
         let Some(runtime) = &self.runtime else { return Err(missing) };
-        match runtime.running().await {
+        match runtime.list().await {
             Ok(containers) => Ok(SlotsInUse::of_containers(&containers)),
             Err(error) => Err(Error::NoUsage { kubelet: Box::new(missing), runtime: Box::new(error) }),
         }

@@ -6,8 +6,8 @@
 //!   streams.
 //! * [`http_client`]: short calls. [`adapter`]: the sleep and wake calls of each kind of engine. [`engine_load`]: the
 //!   load that engines report. [`stub_api`]: the messages between gateway, stub and launcher.
-//! * [`process`], [`nvml`], [`fd_limit`], [`file_watch`], [`port`]: processes, accelerators, descriptors, files and
-//!   ports.
+//! * [`process`], [`nvml`], [`accelerators_file`], [`fd_limit`], [`file_watch`], [`port`]: processes, accelerators,
+//!   descriptors, files and ports.
 //!
 //! This crate makes no decisions: the crate `rouse` decides what to run where, and this crate takes the decision as an
 //! argument.
@@ -16,6 +16,7 @@
 // stream.
 #![warn(clippy::indexing_slicing)]
 
+pub mod accelerators_file;
 pub mod adapter;
 pub mod backend_origin;
 pub mod downstream;

@@ -237,7 +237,7 @@ impl LastOutcome {
 #[must_use]
 pub fn logs_hint(spec: &ModelSpec) -> String {
     match spec.accelerators {
-        AcceleratorRequirement::InPool { .. } => String::new(),
+        AcceleratorRequirement::InPool { .. } | AcceleratorRequirement::Slots { .. } => String::new(),
         AcceleratorRequirement::Count(_) | AcceleratorRequirement::Ids(_) => {
             format!("; see 'rouse-gateway logs {}'", spec.name)
         }

@@ -244,11 +244,19 @@ pub enum Event {
     },
     /// Largest usage on one accelerator of this engine, where no other engine uses it.
     ///
-    /// Only for an engine of a pool, whose accelerators the decisions do not know.
+    /// Only for an engine of a pool: the decisions do not read the meters of its accelerators.
     UsageObserved {
         engine: EngineId,
         generation: Generation,
         used: Bytes,
+    },
+    /// What an engine that falls asleep keeps of each of its accelerators. Sent before `Slept`.
+    ///
+    /// Only for an engine of a pool, from whoever put it to sleep and has measured that.
+    ResidueMeasured {
+        engine: EngineId,
+        generation: Generation,
+        bytes: Bytes,
     },
     AcceleratorLost {
         accelerator: AcceleratorId,

@@ -104,6 +104,7 @@ impl Planner {
             | Event::Gone { engine, generation, .. }
             | Event::Diagnostics { engine, generation, .. }
             | Event::UsageObserved { engine, generation, .. }
+            | Event::ResidueMeasured { engine, generation, .. }
             | Event::Health { engine, generation, .. } => {
                 self.apply_engine_event(engine, *generation, event, now)
             }
@@ -134,6 +135,7 @@ impl Planner {
             Event::Slept { level, .. } => self.record_slept(id, *level, now),
             Event::Gone { cause, .. } => self.record_gone(id, cause, now),
             Event::UsageObserved { used, .. } => self.record_usage(id, *used),
+            Event::ResidueMeasured { bytes, .. } => self.record_residue(id, *bytes),
             _ => {
                 self.engines.change(id, |engine| engine.apply_event(event, now));
             }

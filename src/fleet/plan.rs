@@ -40,7 +40,7 @@ use crate::{
             dependencies::DependencyGraph,
             due_index::DueIndex,
             engines::EngineTable,
-            ledger::{MemoryLedger, amount::ResourceAmount},
+            ledger::{MemoryLedger, amount::ResourceAmount, pool_accelerators::PoolAccelerators},
             remote_demand::RemoteDemand,
             variant_specs::VariantSpecs,
         },
@@ -256,16 +256,6 @@ impl<'a> PlanBuilder<'a> {
     }
 }
 
-/// Whether the configuration does not have this engine, or not as it runs. `spec`: that of the engine's variant.
-///
-/// An engine asleep at level 2 counts as outdated if a wake would not restore all that it had: an operator's own call,
-/// or a gateway that did not know, put it there.
-pub(in crate::fleet) fn is_outdated(e: &Engine, spec: &ModelSpec) -> bool {
-    let lost = spec.idle.level == SleepLevelPolicy::OneOrStop
-        && e.state == LifecycleState::Asleep { level: SleepLevel::Two };
-    e.id.replica >= spec.replicas || lost || (e.state.has_process() && e.fingerprint != spec.fingerprint)
-}
-
 impl Planner {
     pub(in crate::fleet) fn report(&self, inputs: &ReportInputs) -> Report {
         let model_report = |name: &ModelName| {
@@ -329,15 +319,45 @@ impl Planner {
     /// Whether the engine is outdated, its model is no longer configured, or shutdown stops all engines.
     pub(in crate::fleet) fn is_unwanted(&self, id: &EngineId) -> bool {
         let Some(e) = self.engines.get(id) else { return false };
-        let outdated = self.engine_spec(id).is_none_or(|spec| is_outdated(e, spec));
+        let outdated = self.engine_spec(id).is_none_or(|spec| self.is_outdated(e, spec));
         outdated || self.shutdown == Some(true)
     }
 
-    /// The most that one account could hold for an engine with this spec: the largest accelerator, or the whole pool.
+    /// Whether the configuration does not have this engine, or not as it runs. `spec`: that of the engine's variant.
+    ///
+    /// An engine asleep at level 2 counts as outdated if a wake would not restore all that it had: an operator's own
+    /// call, or a gateway that did not know, put it there.
+    pub(in crate::fleet) fn is_outdated(&self, e: &Engine, spec: &ModelSpec) -> bool {
+        let lost = spec.idle.level == SleepLevelPolicy::OneOrStop
+            && e.state == LifecycleState::Asleep { level: SleepLevel::Two };
+        let differs =
+            e.state.has_process() && (e.fingerprint != spec.fingerprint || self.is_misplaced(e, spec));
+        e.id.replica >= spec.replicas || lost || differs
+    }
+
+    /// Whether the engine was placed before its pool got slots, or while it had some.
+    ///
+    /// Its memory is on accounts where no engine of the pool is placed any more, so nothing would make room there.
+    fn is_misplaced(&self, e: &Engine, spec: &ModelSpec) -> bool {
+        match &spec.accelerators {
+            AcceleratorRequirement::Slots { pool, .. } => e.accelerators.contains(pool),
+            AcceleratorRequirement::InPool { pool, .. } => {
+                let mut accounts = e.accelerators.iter().filter_map(|a| self.ledger.accelerators.get(a));
+                accounts.any(|account| account.pool.as_ref() == Some(pool))
+            }
+            AcceleratorRequirement::Count(_) | AcceleratorRequirement::Ids(_) => false,
+        }
+    }
+
+    /// The most that one account could hold for an engine with this spec: the largest accelerator, of the pool if that
+    /// has slots, or the whole pool.
     pub(in crate::fleet) fn largest(&self, spec: &ModelSpec) -> Bytes {
         match &spec.accelerators {
             AcceleratorRequirement::InPool { pool, .. } => {
                 self.ledger.accelerators.get(pool).map_or(Bytes::ZERO, |account| account.capacity)
+            }
+            AcceleratorRequirement::Slots { pool, .. } => {
+                self.ledger.accelerators.pool(pool).map_or(Bytes::ZERO, PoolAccelerators::largest)
             }
             AcceleratorRequirement::Count(_) | AcceleratorRequirement::Ids(_) => {
                 self.ledger.accelerators.largest_capacity()

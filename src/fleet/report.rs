@@ -106,11 +106,17 @@ pub struct AcceleratorView {
     pub id: AcceleratorId,
     pub capacity: Bytes,
     pub reserved: Bytes,
-    /// Of a pool that counts its accelerators: how many it has, and how many of them engines hold.
+    /// Of a pool that counts its accelerators: how many it has, and how many of them engines hold. Of an accelerator with
+    /// slots: the same of its slots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub units: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub units_taken: Option<u32>,
+    /// The pool of an accelerator with slots.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<AcceleratorId>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
     /// The last meter reading.
     pub observed: Option<Bytes>,
     pub healthy: bool,

@@ -60,7 +60,7 @@ fn an_idle_engine_of_a_scaled_model_rests_while_another_one_is_used_and_both_end
         idle_gap: None,
     };
     let mut fleet = Fleet::new();
-    let pool = Accelerator { id: "pool".into(), capacity: Bytes::gib(90), metered: false, units: Some(6) };
+    let pool = Accelerator { units: Some(6), ..Accelerator::new("pool".into(), Bytes::gib(90)) };
     let configuration =
         FleetConfig { settings: FleetSettings::default(), accelerators: vec![pool], models: vec![spec] };
     fleet.on(&Event::Configured { configuration: Box::new(configuration) }, START);
@@ -121,7 +121,7 @@ impl CountedFleet {
         let mut fleet = Fleet::new();
         let units = Some(u32::try_from(3 * models).unwrap());
         let capacity = Bytes::gib(30 * models as u64);
-        let pool = Accelerator { id: "pool".into(), capacity, metered: false, units };
+        let pool = Accelerator { units, ..Accelerator::new("pool".into(), capacity) };
         let settings = FleetSettings { host_memory: Bytes::gib(1 << 20), ..FleetSettings::default() };
         let models: Vec<ModelSpec> = (0..models).map(model).collect();
         let adopted = (0..models.len()).filter(|n| *n != COLD).map(|n| Event::Adopted {

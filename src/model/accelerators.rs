@@ -22,20 +22,26 @@ pub enum AcceleratorRequirement {
     /// pool as one accelerator, with `count` times the memory reserved on it and `count` of its units taken. The pool
     /// stands for the engine's accelerators wherever the engine is placed, launched or found.
     InPool { pool: AcceleratorId, count: u32 },
+    /// This many accelerators of one node of a pool whose accelerators have slots.
+    ///
+    /// The decisions pick them, because each has an account of its own ([`Accelerator::pool`]). The engine takes its
+    /// memory and one unit of each. A unit is a slot there: the right of one engine to be on the accelerator, awake or
+    /// asleep.
+    Slots { pool: AcceleratorId, count: u32 },
 }
 
 impl AcceleratorRequirement {
     /// Whether the engine needs no accelerator.
     #[must_use]
     pub const fn is_none(&self) -> bool {
-        matches!(self, Self::Count(0) | Self::InPool { count: 0, .. })
+        matches!(self, Self::Count(0) | Self::InPool { count: 0, .. } | Self::Slots { count: 0, .. })
     }
 
     /// Number of accelerators that one engine takes.
     #[must_use]
     pub fn count(&self) -> u32 {
         match self {
-            Self::Count(count) | Self::InPool { count, .. } => *count,
+            Self::Count(count) | Self::InPool { count, .. } | Self::Slots { count, .. } => *count,
             Self::Ids(ids) => u32::try_from(ids.len()).unwrap_or(u32::MAX),
         }
     }
@@ -44,7 +50,7 @@ impl AcceleratorRequirement {
     #[must_use]
     pub const fn pool(&self) -> Option<&AcceleratorId> {
         match self {
-            Self::InPool { pool, .. } => Some(pool),
+            Self::InPool { pool, .. } | Self::Slots { pool, .. } => Some(pool),
             Self::Count(_) | Self::Ids(_) => None,
         }
     }
@@ -59,15 +65,19 @@ impl AcceleratorRequirement {
             Self::Count(count) | Self::InPool { count, .. } if *count > 0 => {
                 Self::InPool { pool: pool.clone(), count: *count }
             }
+            Self::Slots { count, .. } if *count > 0 => Self::Slots { pool: pool.clone(), count: *count },
             _ => self.clone(),
         }
     }
 
-    /// Units that the engine takes of its pool; `None` without a pool.
+    /// Units that the engine takes on each of its accounts; `None` without a pool.
+    ///
+    /// A pool is one account, whose units are accelerators. An accelerator with slots is one, whose units are the slots.
     #[must_use]
     pub const fn units(&self) -> Option<u32> {
         match self {
             Self::InPool { count, .. } => Some(*count),
+            Self::Slots { .. } => Some(1),
             Self::Count(_) | Self::Ids(_) => None,
         }
     }
@@ -93,9 +103,40 @@ pub struct Accelerator {
     pub capacity: Bytes,
     /// Whether the platform can read the usage.
     pub metered: bool,
-    /// Number of accelerators in a pool, which limits the units that engines take; `None` if they are not counted.
+    /// Limit on the units that engines take; `None` if they are not counted. Of a pool, its number of accelerators; of an
+    /// accelerator in a pool, its number of slots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub units: Option<u32>,
+    /// The pool of an accelerator with slots. Only models that require [`AcceleratorRequirement::Slots`] of it run there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<AcceleratorId>,
+    /// The node of an accelerator in a pool: an engine takes accelerators of one node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// RAM of the node that all engines asleep there at level 1 may hold together. `None`: only the sum over all nodes
+    /// ([`FleetSettings::host_memory`](super::FleetSettings::host_memory)) is limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_memory: Option<Bytes>,
+    /// The node takes no new Pods at present, so no engine starts here. Those that sleep here may wake.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cordoned: bool,
+}
+
+impl Accelerator {
+    /// An accelerator in no pool, without a meter.
+    #[must_use]
+    pub const fn new(id: AcceleratorId, capacity: Bytes) -> Self {
+        Self {
+            id,
+            capacity,
+            metered: false,
+            units: None,
+            pool: None,
+            node: None,
+            host_memory: None,
+            cordoned: false,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -122,5 +163,24 @@ mod tests {
             (Bytes(5), Bytes(5))
         );
         assert_eq!(of(2).bytes_per_account(Bytes(u64::MAX)), Bytes(u64::MAX));
+    }
+
+    #[test]
+    fn each_accelerator_with_slots_is_an_account_of_which_an_engine_takes_one_unit() {
+        let slots = |pool: &str, count| AcceleratorRequirement::Slots { pool: pool.into(), count };
+        let two = slots("a", 2);
+        assert_eq!((two.count(), two.units(), two.pool()), (2, Some(1), Some(&"a".into())));
+        assert_eq!(two.bytes_per_account(Bytes(5)), Bytes(5));
+        assert_eq!(two.bytes_per_accelerator(Bytes(5)), Bytes(5));
+        assert_eq!(two.in_pool(&"b".into()), slots("b", 2));
+        assert!(slots("a", 0).is_none() && !two.is_none());
+    }
+
+    #[test]
+    fn an_accelerator_of_an_earlier_journal_is_in_no_pool() {
+        let written = r#"{"id":"gpu-0","capacity":1,"metered":true}"#;
+        let read: Accelerator = serde_json::from_str(written).unwrap();
+        assert_eq!((&read.pool, &read.node, read.units), (&None, &None, None));
+        assert_eq!(serde_json::to_string(&read).unwrap(), written, "and is written as before");
     }
 }

@@ -1,22 +1,14 @@
-//! Plans the steps for requesters and launchers, and the order in which requesters get engines.
-
-use std::collections::BTreeSet;
+//! Plans the steps for requesters and launchers, and binds requesters to engines.
 
 use super::{
-    command::{
-        EngineStep, EngineStopReason, LauncherDeleteReason, ProviderStep, RequesterDeleteReason,
-        RequesterStep,
-    },
+    assignment_queue::{AssignmentWait, WaitClaim},
+    command::{EngineStep, LauncherDeleteReason, ProviderStep, RequesterDeleteReason, RequesterStep},
     event::{EngineRecord, ProviderPhase},
-    fit::{FitResult, IncomingEngine},
     ids::{LauncherBuild, PairingEngineId, ProviderId, ProviderMode, RequesterId},
     node::{PairingAccelerator, PairingEngine, PairingEngineState, PairingRequester},
     node_plan::NodePlanBuilder,
 };
-use crate::{
-    model::{AcceleratorId, SleepLevelPolicy},
-    units::Tick,
-};
+use crate::{model::AcceleratorId, units::Tick};
 
 impl NodePlanBuilder<'_> {
     pub(super) fn plan_requesters(&mut self) {
@@ -58,11 +50,14 @@ impl NodePlanBuilder<'_> {
         if !requester.is_stub_reachable() || !requester.stays() {
             return None;
         }
-        let has_none = self.node.engine_of(id).is_none();
+        let engine = self.node.engine_of(id);
+        let has_none = engine.is_none();
         if requester.accelerators.is_empty() {
             return Some(RequesterStep::QueryAccelerators { close_gate: has_none });
         }
-        (has_none && !requester.is_gated()).then_some(RequesterStep::CloseGate)
+        // The order also tells a new stub of this leader, before a bound sleeper is woken through it.
+        let is_closed = has_none || engine.is_some_and(|engine| engine.awaits_want);
+        (is_closed && !requester.is_gated()).then_some(RequesterStep::CloseGate)
     }
 
     /// Why the requester must be deleted, so that another one replaces it.
@@ -103,101 +98,13 @@ impl NodePlanBuilder<'_> {
             })
     }
 
-    /// Assigns engines to requesters without one, oldest first. A requester that waits for accelerators keeps later
-    /// requesters from them.
-    pub(super) fn assign_engines(&mut self) {
-        let mut waiting: Vec<_> =
-            self.node.requesters.iter().filter(|(_, requester)| requester.stays()).collect();
-        waiting.sort_by_key(|(id, requester)| (requester.observed.created, (*id).clone()));
-        let waiting: Vec<RequesterId> = waiting.into_iter().map(|(id, _)| id.clone()).collect();
-        let mut claimed: BTreeSet<AcceleratorId> = BTreeSet::new();
-        for id in waiting {
-            let Some(requester) = self.node.requesters.get(&id).cloned() else { continue };
-            let reason = if let Some(engine) = self.node.engine_of(&id) {
-                (engine.state != PairingEngineState::Awake).then(|| format!("the engine is {}", engine.state))
-            } else if requester.accelerators.is_empty() {
-                Some("the stub has not reported its accelerators yet".to_owned())
-            } else if !self.node.exists || self.node.facts.cordoned {
-                Some("the node is cordoned or gone".to_owned())
-            } else if requester.not_before > self.now() {
-                let last_failure =
-                    requester.last_failure.map(|reason| format!(", the last: {reason}")).unwrap_or_default();
-                let starts = match requester.failures {
-                    1 => "1 start".to_owned(),
-                    n => format!("{n} starts"),
-                };
-                Some(format!("{starts} failed{last_failure}; the next start is at {}", requester.not_before))
-            } else if let Some(a) = requester.accelerators.iter().find(|a| claimed.contains(*a)) {
-                Some(format!("an older requester waits for {a}"))
-            } else {
-                let reason = self.wake_or_start(&id, &requester);
-                if reason.is_some() {
-                    claimed.extend(requester.accelerators.iter().cloned());
-                }
-                reason
-            };
-            if let Some(reason) = reason {
-                self.reasons.insert(id, reason);
-            }
-        }
-    }
-
-    /// Wakes or launches the requested engine. Returns the reason if that must wait.
-    fn wake_or_start(&mut self, id: &RequesterId, requester: &PairingRequester) -> Option<String> {
-        let engine = self.node.requested_engine_id(requester);
-        let existing_provider = self.node.engines.get(&engine).map(|sleeper| sleeper.provider.clone());
-        let starts = existing_provider.is_none();
-        let provider = existing_provider.unwrap_or_else(|| self.node.provider_for(&engine));
-        if let Some(reason) = self.replace_other_build(&provider, requester.observed.requested.build) {
-            return Some(reason);
-        }
-        if let Some(sleeper) = self.node.engines.get(&engine) {
-            if !sleeper.is_evictable() {
-                let stop_reason = if let PairingEngineState::Stopping { reason, .. } = sleeper.state {
-                    Some(reason)
-                } else {
-                    None
-                };
-                let suffix = stop_reason.map(|reason| format!(": {reason}")).unwrap_or_default();
-                return Some(format!("the requested engine is {}{suffix}", sleeper.state));
-            }
-            if requester.observed.requested.level == SleepLevelPolicy::OneOrStop && sleeper.is_at_level_2() {
-                let reason = EngineStopReason::LoraAdapters;
-                self.push_engine_step(&engine, EngineStep::Stop { reason });
-                return Some(format!("the requested engine is being stopped: {reason}"));
-            }
-        } else if let Some(reason) = self.ensure_provider(&provider, id) {
-            return Some(reason);
-        }
-        if !requester.is_stub_reachable() {
-            return Some("the stub is not running".to_owned());
-        }
-        let requested = &requester.observed.requested;
-        let sizes = self.node.engines.get(&engine).map_or(requested.sizes, |sleeper| sleeper.sizes);
-        let new = IncomingEngine { engine: &engine, sizes };
-        let fit_check = self.fit_check();
-        match if starts { fit_check.start_fit(&new, &provider) } else { fit_check.memory_fit(&new) } {
-            FitResult::Fits if !requester.is_gated() => {
-                Some("the stub's gate is not confirmed closed".to_owned())
-            }
-            FitResult::Fits => {
-                self.bind_engine(id, requester, engine);
-                None
-            }
-            FitResult::Evict(sleepers) => {
-                let names: Vec<String> = sleepers.iter().map(|(sleeper, _)| sleeper.to_string()).collect();
-                for (sleeper, reason) in sleepers {
-                    self.push_engine_step(&sleeper, EngineStep::Stop { reason });
-                }
-                Some(format!("making room by stopping {}", names.join(" and ")))
-            }
-            FitResult::Wait(reason) => Some(reason),
-        }
-    }
-
     /// Ensures that a launcher exists and is ready. Of a direct provider, ensures that no Pod with its name exists.
     /// Returns the reason if the engine must wait.
-    fn ensure_provider(&mut self, provider: &ProviderId, requester: &RequesterId) -> Option<String> {
+    pub(super) fn ensure_provider(
+        &mut self,
+        provider: &ProviderId,
+        requester: &RequesterId,
+    ) -> Option<String> {
         let requested_build =
             self.node.requesters.get(requester).and_then(|record| record.observed.requested.build);
         let provider_record = self.node.providers.get(provider);
@@ -224,25 +131,32 @@ impl NodePlanBuilder<'_> {
 
     /// Deletes a launcher whose build differs from the requested one. A launcher with a bound engine stays. Returns the
     /// reason if the builds differ.
-    fn replace_other_build(
+    pub(super) fn replace_other_build(
         &mut self,
         id: &ProviderId,
         requested_build: Option<LauncherBuild>,
-    ) -> Option<String> {
+    ) -> Option<AssignmentWait> {
         let launcher = self.node.providers.get(id).filter(|launcher| !launcher.deleting)?;
         if launcher.build? == requested_build? {
             return None;
         }
         let cause = "the launcher was created from another LauncherConfig or from an older version of it";
         if let Some(bound) = self.node.bound_in(id) {
-            return Some(format!("{cause}, and {} is {} there", bound.id, bound.state));
+            let reason = format!("{cause}, and {} is {} there", bound.id, bound.state);
+            return Some(AssignmentWait { reason, claim: WaitClaim::Nothing });
         }
         let uid = launcher.uid.clone();
         self.push_provider_step(id, ProviderStep::Delete { uid, reason: LauncherDeleteReason::Replaced });
-        Some(format!("{cause}, and is being replaced"))
+        let reason = format!("{cause}, and is being replaced");
+        Some(AssignmentWait { reason, claim: WaitClaim::Provider(id.clone()) })
     }
 
-    fn bind_engine(&mut self, id: &RequesterId, requester: &PairingRequester, engine: PairingEngineId) {
+    pub(super) fn bind_engine(
+        &mut self,
+        id: &RequesterId,
+        requester: &PairingRequester,
+        engine: PairingEngineId,
+    ) {
         let requested = &requester.observed.requested;
         let record = if let Some(sleeper) = self.node.engines.get(&engine) {
             // The present requester decides how the engine sleeps next time.

@@ -98,6 +98,8 @@ pub enum EngineStopReason {
     Obsolete,
     /// The engine sleeps at level 2, and a wake from there does not restore LoRA adapters.
     LoraAdapters,
+    /// The gateway wants the engine asleep while its requester stays, and the engine does not sleep.
+    CannotSleep,
     StartFailed,
     WakeFailed,
     CanaryFailed,
@@ -223,6 +225,7 @@ impl fmt::Display for EngineStopReason {
             Self::Displaced => "the launcher is full",
             Self::Obsolete => "the engine's template no longer exists",
             Self::LoraAdapters => "the engine sleeps at level 2, which loses its LoRA adapters",
+            Self::CannotSleep => "the gateway wants the engine asleep, and it cannot sleep",
             Self::StartFailed => "the engine did not start",
             Self::WakeFailed => "the engine did not wake",
             Self::CanaryFailed => "the engine answered but could not serve",

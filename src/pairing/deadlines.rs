@@ -12,7 +12,12 @@ pub(super) fn next(node: &PairingNode, settings: &PairingSettings, now: Tick) ->
         let requester = engine.requester().and_then(|requester| node.requesters.get(requester));
         let deleting = requester.and_then(|requester| requester.observed.deleting_since);
         let hold = deleting.map(|since| since + settings.max_hold(&engine.sizes));
-        of_engine(engine, settings).chain([hold, deleting.map(|since| since + settings.drain_timeout)])
+        let drain = requester.and_then(|requester| match engine.state {
+            PairingEngineState::Draining { until, .. } => Some(requester.drain_end(engine.since, until)),
+            _ => None,
+        });
+        let sleep = deleting.map(|since| since + settings.drain_timeout);
+        of_engine(engine, settings).chain([hold, drain, sleep])
     });
     let of_requesters = node.requesters.values().flat_map(|requester| {
         let call_deadlines = of_calls(requester.pending.as_ref(), requester.retry);
@@ -54,6 +59,7 @@ fn of_engine(engine: &PairingEngine, settings: &PairingSettings) -> impl Iterato
         state,
         again,
         Some(engine.may_start_until),
+        engine.cancelled_close.as_ref().map(|close| close.until),
         engine.stops_at(),
     ])
 }

@@ -5,18 +5,13 @@ use super::{
     command::{EngineStep, EngineStopReason},
     event::{ProviderPhase, TemplateStatus},
     ids::ProviderMode,
-    node::{PairingEngine, PairingEngineState, PairingRequester},
+    node::{Binding, PairingEngine, PairingEngineState, PairingRequester},
     node_plan::NodePlanBuilder,
 };
 use crate::{
     model::{SleepLevel, SleepLevelPolicy},
-    units::{Millis, Tick},
+    units::Millis,
 };
-
-/// Margin between the end of a drain and the kubelet's kill of the stub. The stub needs a second to end its streams. A
-/// drain lasts at least [`MIN_DRAIN`].
-const KILL_MARGIN: Millis = Millis::secs(5);
-const MIN_DRAIN: Millis = Millis::secs(1);
 
 impl NodePlanBuilder<'_> {
     pub(super) fn next_engine_step(&self, e: &PairingEngine) -> Option<EngineStep> {
@@ -28,11 +23,12 @@ impl NodePlanBuilder<'_> {
         {
             return Some(EngineStep::Stop { reason: EngineStopReason::Overdue });
         }
-        // The stub is gone, so there is no request left to drain.
-        if matches!(e.state, PairingEngineState::Draining { .. })
-            && !self.requester(e).is_some_and(PairingRequester::is_stub_reachable)
-        {
-            return self.sleep_or_stop(e);
+        if let PairingEngineState::Draining { until, .. } = e.state {
+            // Without a stub there is no request left to drain.
+            let stub = self.requester(e).filter(|requester| requester.is_stub_reachable());
+            if stub.is_none_or(|requester| requester.drain_end(e.since, until) <= self.now()) {
+                return self.sleep_or_stop(e);
+            }
         }
         if e.is_busy(self.now()) {
             return None;
@@ -44,7 +40,7 @@ impl NodePlanBuilder<'_> {
             PairingEngineState::Waking => self.waking(e),
             PairingEngineState::Awake => self.awake(e),
             PairingEngineState::Draining { until, drained } => {
-                if drained || until <= self.now() {
+                if drained {
                     return self.sleep_or_stop(e);
                 }
                 let requester = e.requester()?.clone();
@@ -157,7 +153,8 @@ impl NodePlanBuilder<'_> {
         if !e.ready {
             return Some(EngineStep::Stop { reason: EngineStopReason::WakeFailed });
         }
-        if self.stays(e) { Some(EngineStep::SendCanary) } else { self.sleep_or_stop(e) }
+        let is_wanted = self.stays(e) && self.node.sleep_order(e).is_none();
+        if is_wanted { Some(EngineStep::SendCanary) } else { self.sleep_or_stop(e) }
     }
 
     fn awake(&self, e: &PairingEngine) -> Option<EngineStep> {
@@ -167,14 +164,14 @@ impl NodePlanBuilder<'_> {
         let Some(requester) = self.requester(e) else {
             return self.sleep_or_stop(e);
         };
-        if !requester.stays() {
+        if !requester.stays() || self.node.sleep_order(e).is_some() {
             // Closes the gate even if this leader did not open it: an earlier leader may have.
-            let deadline = self.drains_until(requester);
+            let deadline = requester.drain_end(self.now(), self.now() + self.context.settings.drain_timeout);
             let id = e.requester()?.clone();
             let gate = EngineStep::CloseGate { requester: id, deadline };
             return if requester.is_stub_reachable() { Some(gate) } else { self.sleep_or_stop(e) };
         }
-        let gate_opened = e.opened_stub.is_some() && e.opened_stub == requester.observed.stub_container;
+        let gate_opened = e.has_open_gate(requester.observed.stub_container.as_ref(), self.now());
         let requester = e.requester()?.clone();
         (!gate_opened
             && self.requester(e).is_some_and(PairingRequester::is_stub_reachable)
@@ -182,32 +179,25 @@ impl NodePlanBuilder<'_> {
         .then_some(EngineStep::OpenGate { requester })
     }
 
-    /// When the drain of this requester ends: after the configured time, but before the kubelet kills the stub. A
-    /// killed stub can neither end its streams with an error nor put the engine to sleep.
-    fn drains_until(&self, requester: &PairingRequester) -> Tick {
-        let configured = self.now() + self.context.settings.drain_timeout;
-        let Some(grace) = requester.observed.grace else { return configured };
-        let killed = requester.observed.deleting_since.unwrap_or_else(|| self.now()) + grace;
-        let before = Tick(killed.0.saturating_sub(KILL_MARGIN.0));
-        configured.min(before.max(self.now() + MIN_DRAIN))
-    }
-
-    /// Puts an unused engine to sleep if it can sleep, else stops it. It sleeps at level 1 if host RAM allows. The
-    /// sleep waits for launches and memory moves on its accelerators: a sleep would disturb a launch, and either would
-    /// disturb the measurement of its residue.
+    /// Puts an unused engine to sleep if it can sleep, else stops it. It sleeps at the level of the want if its policy
+    /// allows that, else as its policy says: at level 1 if host RAM allows. The sleep waits for launches and memory
+    /// moves on its accelerators: a sleep would disturb a launch, and either would disturb the measurement of its
+    /// residue.
     fn sleep_or_stop(&self, e: &PairingEngine) -> Option<EngineStep> {
         if self.is_on_faulty(e) || !self.node.exists {
             return Some(EngineStep::Stop { reason: EngineStopReason::Leaving });
         }
         let launcher = self.node.providers.get(&e.provider);
-        let leaves = launcher.is_some_and(|launcher| self.context.build_policy(launcher).obsolete);
-        if leaves || self.template_status(e) == TemplateStatus::Obsolete {
+        let is_leaving = launcher.is_some_and(|launcher| self.context.build_policy(launcher).obsolete);
+        if is_leaving || self.template_status(e) == TemplateStatus::Obsolete {
             return Some(EngineStep::Stop { reason: EngineStopReason::Obsolete });
         }
         let room = self.node.host_memory_shortage(e).is_none();
+        let wanted = self.node.sleep_order(e);
         let level = match e.level {
             _ if e.id.mode == ProviderMode::Plain => None,
             SleepLevelPolicy::Never => None,
+            SleepLevelPolicy::Auto if wanted == Some(SleepLevel::Two) => wanted,
             SleepLevelPolicy::One | SleepLevelPolicy::OneOrStop | SleepLevelPolicy::Auto if room => {
                 Some(SleepLevel::One)
             }
@@ -218,7 +208,11 @@ impl NodePlanBuilder<'_> {
             .requester(e)
             .filter(|requester| requester.is_stub_reachable())
             .and_then(|_| e.requester().cloned());
-        let Some(level) = level else { return Some(EngineStep::Stop { reason: EngineStopReason::Unneeded }) };
+        let Some(level) = level else {
+            let reason =
+                if wanted.is_some() { EngineStopReason::CannotSleep } else { EngineStopReason::Unneeded };
+            return Some(EngineStep::Stop { reason });
+        };
         (!self.must_delay_sleep(e)).then_some(EngineStep::Sleep { level, via })
     }
 
@@ -256,8 +250,11 @@ impl NodePlanBuilder<'_> {
         let Some(requester) = self.node.staying_requester(e) else {
             return Some(EngineStep::Unbind { last_used: e.last_used, forget: false });
         };
+        if e.awaits_want {
+            return self.bound_sleeper(e, binding);
+        }
         // The engine was bound before its sleep level was known.
-        let lost = e.level == SleepLevelPolicy::OneOrStop && e.is_at_level_2();
+        let lost = e.has_lost_adapters();
         if e.failure.is_some() || lost {
             let reason = if e.failure.is_some() {
                 EngineStopReason::WakeFailed
@@ -271,6 +268,25 @@ impl NodePlanBuilder<'_> {
         }
         let PairingEngineState::Asleep { level } = e.state else { return None };
         requester.is_stub_reachable().then(|| EngineStep::Wake { level, via: binding.requester.clone() })
+    }
+
+    /// Stops a bound sleeper that cannot be woken, or that nothing may run in any more. Else only writes its binding:
+    /// its wake waits in the queue.
+    fn bound_sleeper(&self, e: &PairingEngine, binding: &Binding) -> Option<EngineStep> {
+        let launcher = self.node.providers.get(&e.provider);
+        let is_leaving = launcher.is_some_and(|launcher| self.context.build_policy(launcher).obsolete);
+        let reason = if is_leaving || self.template_status(e) == TemplateStatus::Obsolete {
+            Some(EngineStopReason::Obsolete)
+        } else if e.has_lost_adapters() {
+            Some(EngineStopReason::LoraAdapters)
+        } else if e.failure.is_some() || self.phase(e) == ProviderPhase::Crashed {
+            let is_relied_on = self.node.is_relied_on(e);
+            Some(if is_relied_on { EngineStopReason::Lost } else { EngineStopReason::WakeFailed })
+        } else {
+            None
+        };
+        let bind = || EngineStep::Bind { record: e.record(e.last_used) };
+        reason.map_or_else(|| (!binding.written).then(bind), |reason| Some(EngineStep::Stop { reason }))
     }
 
     /// Repeats the stop order until the engine obeys. Releases its requester whether the engine obeys or not. The

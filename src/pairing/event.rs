@@ -97,6 +97,19 @@ pub enum PairingEvent {
         node: NodeName,
         reports: bool,
     },
+    /// The gateway wants this requester's engine awake or asleep while the requester stays. It counts only for a
+    /// requester that the gateway actuates, and may arrive before the requester is observed. It is forgotten with the
+    /// requester and at a change of leader.
+    Want {
+        node: NodeName,
+        requester: RequesterId,
+        wanted: WantedState,
+    },
+    /// The gateway no longer wants this requester's engine awake, because the requester is about to go.
+    WantWithdrawn {
+        node: NodeName,
+        requester: RequesterId,
+    },
     /// An engine answers. Of a direct provider, the Pod's readiness reports the same.
     EngineReady {
         node: NodeName,
@@ -117,6 +130,17 @@ pub enum PairingEvent {
         target: CommandTarget,
         serial: u64,
         result: Result<CommandReply, CommandFailure>,
+    },
+}
+
+/// The state that the gateway wants an engine in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum WantedState {
+    Awake,
+    /// At this level if the engine's policy allows it, else as the policy says.
+    Asleep {
+        level: SleepLevel,
     },
 }
 
@@ -203,6 +227,10 @@ pub struct ObservedRequester {
     pub terminated: bool,
     /// Our finalizer is on it.
     pub finalizer: bool,
+    /// The gateway decides when its engine starts, sleeps and wakes while the requester stays: see
+    /// [`PairingEvent::Want`]. Before a want, a bound engine is neither put to sleep nor woken, and none starts.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub actuated: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

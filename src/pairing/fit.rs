@@ -2,7 +2,10 @@
 //!
 //! Every accelerator of the engine must pass two checks. First, its reservation must fit beside those of every engine
 //! known there, whichever Pod the kubelet gave the accelerator to: that is the guarantee. Second, the sleepers must be
-//! within their budget. That is the public project's rule, judged by the meter where a reading counts, else by the known residues.
+//! within their budget. That is the public project's rule, judged by the meter where a reading counts, else by the
+//! known residues. It covers the unbound sleepers. A sleeper that is bound to its requester is the gateway's decision,
+//! and its reservation counts as that of an awake engine does. Its wake needs only the reservation and waits for no
+//! reading: unbound sleepers over the budget are deleted once it is awake.
 //! Host RAM never delays or evicts: an engine takes some only when it falls asleep at level 1, and only if enough is
 //! free.
 //!
@@ -35,8 +38,10 @@ pub(super) enum FitResult {
     Fits,
     /// These sleepers must be deleted first, for these reasons.
     Evict(Vec<(PairingEngineId, EngineStopReason)>),
-    /// The engine must wait, for this reason.
+    /// The engine must wait for memory, for this reason.
     Wait(String),
+    /// The engine cannot start, for this reason, however much memory becomes free.
+    Unfit(String),
 }
 
 /// The engine to launch, or the sleeper to wake.
@@ -76,13 +81,14 @@ impl FitCheck<'_> {
     pub(super) fn memory_fit(&self, new: &IncomingEngine<'_>) -> FitResult {
         let mut short = AcceleratorShortage::default();
         let mut leaving: Option<String> = None;
+        let is_bound_sleeper = self.node.engines.get(new.engine).is_some_and(|engine| engine.awaits_want);
         for a in new.engine.accelerators.iter() {
             let Some(accelerator) = self.node.accelerators.get(a) else {
                 return FitResult::Wait(format!("{a} is not known yet"));
             };
             if new.sizes.awake > accelerator.facts.capacity {
                 let (awake, all) = (new.sizes.awake, accelerator.facts.capacity);
-                return FitResult::Wait(format!("the engine needs {awake} of {a}, which has {all}"));
+                return FitResult::Unfit(format!("the engine needs {awake} of {a}, which has {all}"));
             }
             let memory = self.memory_excess(a, accelerator, new);
             if let Some(other) = self.conflicting_engine(a, new.engine) {
@@ -90,7 +96,12 @@ impl FitCheck<'_> {
                 let full = memory.now > Bytes::ZERO;
                 return FitResult::Wait(if full { self.wait_reason(a, new.engine, true) } else { conflict });
             }
-            let Some(budget) = self.budget_excess(a, accelerator, Some(new.engine)) else {
+            let budget = if is_bound_sleeper {
+                Some(MemoryExcess::default())
+            } else {
+                self.budget_excess(a, accelerator, Some(new.engine))
+            };
+            let Some(budget) = budget else {
                 return FitResult::Wait(format!("the memory of {a} must be measured again"));
             };
             if memory.now > Bytes::ZERO || budget.now > Bytes::ZERO {
@@ -175,8 +186,8 @@ impl FitCheck<'_> {
         let soon_awake = |e: &PairingEngine| {
             let stub_reachable =
                 || self.node.staying_requester(e).is_some_and(PairingRequester::is_stub_reachable);
-            e.state == PairingEngineState::Waking && !e.ready
-                || matches!(e.state, PairingEngineState::Asleep { .. }) && stub_reachable()
+            let is_asleep = matches!(e.state, PairingEngineState::Asleep { .. }) && !e.awaits_want;
+            e.state == PairingEngineState::Waking && !e.ready || is_asleep && stub_reachable()
         };
         let leaves = |e: &PairingEngine| match e.state {
             PairingEngineState::Draining { .. } => true,
@@ -241,12 +252,12 @@ impl FitCheck<'_> {
 
     fn known_residue(&self, a: &AcceleratorId, except: Option<&PairingEngineId>) -> Bytes {
         let other_engines = self.node.engines_on(a).filter(|engine| Some(&engine.id) != except);
-        other_engines.filter(|engine| !engine.may_hold_full_memory()).map(|engine| engine.reserved).sum()
+        other_engines.filter(|engine| is_unbound_sleeper(engine)).map(|engine| engine.reserved).sum()
     }
 
-    /// The reading minus the reservations of awake engines and vanished Pods, and minus the residue of `except`. An
-    /// awake engine may use less than its reservation. So while an engine is awake, the result is at least the known
-    /// residues.
+    /// The reading minus the reservations of awake engines, bound sleepers and vanished Pods, and minus the residue of
+    /// `except`. An awake engine may use less than its reservation. So while an engine is awake, the result is at least
+    /// the known residues.
     fn sleeper_usage(
         &self,
         a: &AcceleratorId,
@@ -267,9 +278,9 @@ impl FitCheck<'_> {
                 SleeperUsage::Known { bytes: by_residues, by_meter: false }
             };
         };
-        let awake = self.node.engines_on(a).filter(|e| e.may_hold_full_memory()).map(|e| e.reserved);
-        let full_memory = awake.sum::<Bytes>() + self.node.vanished_on(a);
-        let excepted = self.node.engines_on(a).filter(|e| Some(&e.id) == except && !e.may_hold_full_memory());
+        let others = self.node.engines_on(a).filter(|e| !is_unbound_sleeper(e)).map(|e| e.reserved);
+        let full_memory = others.sum::<Bytes>() + self.node.vanished_on(a);
+        let excepted = self.node.engines_on(a).filter(|e| Some(&e.id) == except && is_unbound_sleeper(e));
         let bytes = used.saturating_sub(full_memory + excepted.map(|e| e.reserved).sum());
         let bytes = if full_memory > Bytes::ZERO { bytes.max(by_residues) } else { bytes };
         SleeperUsage::Known { bytes, by_meter: true }
@@ -305,8 +316,9 @@ impl FitCheck<'_> {
     }
 
     pub(super) fn is_wanted(&self, id: &PairingEngineId) -> bool {
-        self.node.requesters.values().any(|r| {
+        self.node.requesters.iter().any(|(requester, r)| {
             r.stays()
+                && !self.node.wants_asleep(requester)
                 && r.observed.requested.fingerprint == id.fingerprint
                 && r.accelerators == *id.accelerators
         })
@@ -328,4 +340,9 @@ impl FitCheck<'_> {
             |e| format!("{} of {a} is held by {}, which is {}", e.reserved, e.id, e.state),
         )
     }
+}
+
+/// Whether the budget covers this engine: it keeps no more than its residue, and no requester keeps it.
+fn is_unbound_sleeper(engine: &PairingEngine) -> bool {
+    !engine.may_hold_full_memory() && !engine.awaits_want
 }

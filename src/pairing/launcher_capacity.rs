@@ -2,8 +2,8 @@
 //!
 //! A launcher holds at most [`LauncherBuildPolicy::max_engines`] engines, asleep or awake. In a full launcher the least
 //! recently used sleepers are deleted: outdated sleepers first, and sleepers that a requester waits for last. Bound
-//! engines stay, so if all are bound, the new engine waits. As with memory, the check is all or nothing: no sleeper is
-//! deleted unless that admits the new engine.
+//! engines stay, asleep or awake, so if all are bound, the new engine waits. As with memory, the check is all or
+//! nothing: no sleeper is deleted unless that admits the new engine.
 //!
 //! [`LauncherBuildPolicy::max_engines`]: super::event::LauncherBuildPolicy::max_engines
 
@@ -21,21 +21,21 @@ impl FitCheck<'_> {
         let mut going = match self.memory_fit(new) {
             FitResult::Fits => Vec::new(),
             FitResult::Evict(sleepers) => sleepers,
-            wait @ FitResult::Wait(_) => return wait,
+            wait => return wait,
         };
         match self.launcher_evictions(provider, &going) {
             Ok(sleepers) => going.extend(sleepers.into_iter().map(|id| (id, EngineStopReason::Displaced))),
-            Err(reason) => return FitResult::Wait(reason),
+            Err(wait) => return wait,
         }
         if going.is_empty() { FitResult::Fits } else { FitResult::Evict(going) }
     }
 
-    /// The sleepers of the launcher to delete besides `going`, or the reason to wait.
+    /// The sleepers of the launcher to delete besides `going`, or why the engine waits.
     fn launcher_evictions(
         &self,
         launcher: &ProviderId,
         going: &[(PairingEngineId, EngineStopReason)],
-    ) -> Result<Vec<PairingEngineId>, String> {
+    ) -> Result<Vec<PairingEngineId>, FitResult> {
         let provider = self.node.providers.get(launcher).filter(|_| launcher.is_launcher());
         let Some(limit) =
             provider.and_then(|provider| build_policy_of(self.build_policies, provider).max_engines)
@@ -59,11 +59,11 @@ impl FitCheck<'_> {
         let excess = (staying.len() + 1).saturating_sub(limit);
         if excess == 0 {
             let waits = leaving.len() + staying.len() >= limit && going.is_empty();
-            return if waits { Err(limit_reason(&leaving)) } else { Ok(Vec::new()) };
+            return if waits { Err(FitResult::Wait(limit_reason(&leaving))) } else { Ok(Vec::new()) };
         }
         let mut free: Vec<&PairingEngine> = staying.iter().filter(|e| e.is_evictable()).copied().collect();
         if free.len() < excess {
-            return Err(limit_reason(&staying));
+            return Err(FitResult::Unfit(limit_reason(&staying)));
         }
         free.sort_by_key(|e| (self.is_wanted(&e.id), !self.is_outdated(&e.id), e.last_used, &e.id));
         Ok(free.into_iter().take(excess).map(|e| e.id.clone()).collect())

@@ -14,6 +14,7 @@ pub use self::{
     pods::{PairingProvider, PairingRequester},
 };
 use super::{
+    actuation::EngineWant,
     event::{AcceleratorFacts, PairingNodeFacts},
     ids::{LauncherBuild, NodeName, PairingEngineId, ProviderId, ProviderMode, RequesterId},
     settings::PairingSettings,
@@ -35,6 +36,8 @@ pub struct PairingNode {
     pub reporting_since: Tick,
     pub accelerators: BTreeMap<AcceleratorId, PairingAccelerator>,
     pub requesters: BTreeMap<RequesterId, PairingRequester>,
+    /// The last want for each requester, observed or not.
+    pub wants: BTreeMap<RequesterId, EngineWant>,
     pub providers: BTreeMap<ProviderId, PairingProvider>,
     pub engines: BTreeMap<PairingEngineId, PairingEngine>,
     /// Engines of Pods whose objects vanished.
@@ -52,6 +55,7 @@ impl PairingNode {
             reporting_since: Tick(0),
             accelerators: BTreeMap::new(),
             requesters: BTreeMap::new(),
+            wants: BTreeMap::new(),
             providers: BTreeMap::new(),
             engines: BTreeMap::new(),
             vanished: Vec::new(),
@@ -61,7 +65,7 @@ impl PairingNode {
     /// Whether nothing is known of the node any more.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        let pods = self.requesters.is_empty() && self.providers.is_empty();
+        let pods = self.requesters.is_empty() && self.wants.is_empty() && self.providers.is_empty();
         !self.exists && pods && self.engines.is_empty() && self.vanished.is_empty()
     }
 
@@ -189,7 +193,7 @@ impl PairingNode {
         lowest.map_or_else(|| ProviderId::direct(engine), |lowest| ProviderId::launcher(lowest.clone()))
     }
 
-    /// The oldest requester that requests an engine in this launcher and has none.
+    /// The requester that has waited longest for an engine in this launcher.
     #[must_use]
     pub fn first_waiting_requester(&self, launcher: &ProviderId) -> Option<&RequesterId> {
         let is_waiting_for = |(id, requester): &(&RequesterId, &PairingRequester)| {
@@ -197,9 +201,10 @@ impl PairingNode {
                 && requester.observed.requested.mode == ProviderMode::Launcher
                 && self.provider_for(&self.requested_engine_id(requester)) == *launcher
                 && self.engine_of(id).is_none()
+                && self.may_take_memory(id, requester)
         };
         let waiting = self.requesters.iter().filter(is_waiting_for);
-        waiting.min_by_key(|(id, requester)| (requester.observed.created, *id)).map(|(id, _)| id)
+        waiting.min_by_key(|(id, requester)| (self.waiting_since(id, requester), *id)).map(|(id, _)| id)
     }
 }
 

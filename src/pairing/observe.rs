@@ -73,7 +73,13 @@ impl Pairing {
                 pairing_node.exists = true;
                 pairing_node.facts = facts.clone();
             }
-            PairingEvent::NodeGone { node } => self.mark_dirty(node).exists = false,
+            PairingEvent::NodeGone { node } => {
+                let pairing_node = self.mark_dirty(node);
+                pairing_node.exists = false;
+                // No requester comes to a node that is gone.
+                let PairingNode { wants, requesters, .. } = pairing_node;
+                wants.retain(|requester, _| requesters.contains_key(requester));
+            }
             PairingEvent::Accelerator { node, accelerator, facts } => {
                 let entry = self.mark_dirty(node).accelerators.entry(accelerator.clone());
                 entry
@@ -97,8 +103,12 @@ impl Pairing {
                 self.mark_dirty(node).observe_requester(requester, observed)
             }
             PairingEvent::RequesterGone { node, requester } => {
-                self.mark_dirty(node).requesters.remove(requester);
+                let pairing_node = self.mark_dirty(node);
+                pairing_node.requesters.remove(requester);
+                pairing_node.wants.remove(requester);
             }
+            PairingEvent::Want { node, requester, wanted } => self.record_want(node, requester, *wanted, now),
+            PairingEvent::WantWithdrawn { node, requester } => self.withdraw_want(node, requester),
             PairingEvent::ProviderObserved { node, provider, observed } => {
                 self.mark_dirty(node).observe_provider(provider, observed, now)
             }
@@ -216,6 +226,7 @@ impl PairingNode {
             failures: 0,
             last_failure: None,
             not_before: Tick(0),
+            engine_ended: None,
             pending: None,
             retry: RetryState::default(),
         });
@@ -450,11 +461,16 @@ impl PairingNode {
         }
     }
 
-    /// Handles the loss of an engine for its requester. If the engine served, the requester is deleted. If the engine
-    /// was starting or waking, its requester gets another start.
+    /// Handles the loss of an engine for its requester. If the engine served, or slept for its requester, the requester
+    /// is deleted. If the engine was starting or waking, its requester gets another start.
     pub(super) fn engine_lost(&mut self, id: &PairingEngineId, now: Tick) {
-        let Some(engine) = self.engines.get(id) else { return };
-        match engine.state {
+        let Some(engine) = self.engines.get(id).filter(|engine| !engine.state.is_stopping_or_gone()) else {
+            return;
+        };
+        let (state, is_relied_on) = (engine.state, self.is_relied_on(engine));
+        let requester = engine.requester().cloned().and_then(|r| self.requesters.get_mut(&r));
+        requester.into_iter().for_each(|requester| requester.engine_ended = Some(EngineStopReason::Lost));
+        match state {
             // A requester served before a restart is still ready and its gate open, so it cannot get another engine.
             PairingEngineState::Unknown
             | PairingEngineState::Awake
@@ -462,9 +478,12 @@ impl PairingNode {
             | PairingEngineState::FallingAsleep { .. } => {
                 self.mark_requester_for_deletion(id, RequesterDeleteReason::EngineGone);
             }
+            PairingEngineState::Asleep { .. } if is_relied_on => {
+                self.mark_requester_for_deletion(id, RequesterDeleteReason::EngineGone);
+            }
             PairingEngineState::Creating | PairingEngineState::Starting | PairingEngineState::Waking => {
-                let requester = engine.requester().cloned().and_then(|r| self.requesters.get_mut(&r));
-                if let Some(requester) = requester {
+                let requester = self.engines.get(id).and_then(|engine| engine.requester().cloned());
+                if let Some(requester) = requester.and_then(|r| self.requesters.get_mut(&r)) {
                     requester.start_failed(EngineStopReason::Lost, now);
                 }
             }

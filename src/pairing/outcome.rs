@@ -85,6 +85,9 @@ impl PairingNode {
         now: Tick,
     ) {
         let Some(engine) = self.engines.get_mut(id).filter(|e| e.generation == generation) else { return };
+        if take(&mut engine.cancelled_close, serial).is_some() {
+            return engine.reopen_gate();
+        }
         let Some(call) = take(&mut engine.pending, serial) else { return };
         let is_definite = *result != Err(CommandFailure::Unreachable);
         if is_definite && matches!(call.kind, PendingCommandKind::Create | PendingCommandKind::Launch) {
@@ -120,6 +123,10 @@ impl PairingNode {
                 if let PairingEngineState::Draining { drained, .. } = &mut engine.state {
                     *drained = true;
                 }
+                let requester = engine.requester().and_then(|requester| self.requesters.get_mut(requester));
+                if let Some(requester) = requester {
+                    requester.gated_stub = call.stub_container;
+                }
             }
             (PendingCommandKind::Sleep, Ok(answer)) => {
                 let measured = if let CommandReply::Asleep { residue } = answer { *residue } else { None };
@@ -129,10 +136,12 @@ impl PairingNode {
             (PendingCommandKind::Wake, Ok(_)) => {
                 engine.ready = true;
                 engine.reserved_host = Bytes::ZERO;
+                self.woke_for_want(id, now);
             }
             (PendingCommandKind::Wake, Err(_)) => engine.failure = Some(EngineStopReason::WakeFailed),
             (PendingCommandKind::Unbind, Ok(_)) => {
                 engine.binding = None;
+                engine.awaits_want = false;
                 engine.retry = Default::default();
                 if matches!(engine.state, PairingEngineState::Asleep { .. }) {
                     engine.reserved = engine.residue();
@@ -146,6 +155,14 @@ impl PairingNode {
                 self.record_condition(id, *condition, now)
             }
             _ => engine.retry.record_failure(now),
+        }
+    }
+
+    /// Ends the wake of an engine that the gateway still wants awake and proves itself.
+    fn woke_for_want(&mut self, id: &PairingEngineId, now: Tick) {
+        let Some(engine) = self.engines.get(id).filter(|engine| engine.proven_by_gateway) else { return };
+        if self.is_actuated(engine) && self.sleep_order(engine).is_none() && engine.failure.is_none() {
+            self.canary_passed(id, now);
         }
     }
 
@@ -168,11 +185,14 @@ impl PairingNode {
     /// Shrinks the reservation to the residue: as declared, or as measured if that is more. The measurement may include
     /// another engine's memory if the sleep could not wait for that engine; it counts all the same, to be safe.
     fn fell_asleep(&mut self, id: &PairingEngineId, measured: Option<Bytes>, now: Tick) {
-        let Some(engine) = self.engines.get_mut(id) else { return };
+        let Some(engine) = self.engines.get(id) else { return };
         let PairingEngineState::FallingAsleep { level } = engine.state else { return };
+        let awaits_want = self.is_actuated(engine);
+        let Some(engine) = self.engines.get_mut(id) else { return };
         engine.enter(PairingEngineState::Asleep { level }, now);
         engine.sizes.asleep = engine.sizes.asleep.max(measured.unwrap_or_default());
         engine.reserved = engine.residue();
+        engine.awaits_want = awaits_want;
         self.record_sleep_time(id, now);
     }
 
@@ -221,6 +241,7 @@ impl PairingNode {
 
     /// Applies the condition that the query of an unknown engine found.
     fn record_condition(&mut self, id: &PairingEngineId, condition: QueriedCondition, now: Tick) {
+        let awaits_want = self.engines.get(id).is_some_and(|engine| self.is_actuated(engine));
         let Some(engine) = self.engines.get_mut(id).filter(|e| e.state == PairingEngineState::Unknown) else {
             return;
         };
@@ -246,8 +267,11 @@ impl PairingNode {
                 if known_level == Some(SleepLevel::Two) {
                     engine.reserved_host = Bytes::ZERO;
                 }
-                // A bound engine keeps its full reservation: it is about to be woken, or nearly was.
-                if engine.binding.is_none() {
+                // A bound engine keeps its full reservation: it is about to be woken, or nearly was. The gateway wakes
+                // those of its requesters itself, and their stubs refuse the orders of an earlier leader.
+                if awaits_want {
+                    engine.await_want();
+                } else if engine.binding.is_none() {
                     engine.reserved = engine.residue();
                 }
                 self.record_sleep_time(id, now);

@@ -10,7 +10,7 @@ use super::{
     },
     event::{EngineRecord, LauncherBuildPolicy, ProviderPhase, TemplateStatus},
     fit::FitCheck,
-    ids::{EngineFingerprint, LauncherBuild, PairingEngineId, ProviderId},
+    ids::{EngineFingerprint, LauncherBuild, PairingEngineId, ProviderId, Uid},
     node::{
         Binding, PairingEngine, PairingEngineState, PairingNode, PairingProvider, PendingCommand,
         PendingCommandKind, RetryState,
@@ -109,18 +109,15 @@ impl PlanContext<'_> {
                 self.insert_creating(node, record, provider);
             }
             EngineStep::Stop { reason: EngineStopReason::Evicted } => self.mark_needs_reading(node, id),
-            EngineStep::Stop { reason } => self.record_failed_start(node, id, *reason),
+            EngineStep::Stop { reason } => self.record_engine_end(node, id, *reason),
             _ => {}
         }
-        let opened = if let EngineStep::OpenGate { requester } = step {
-            node.requesters.get_mut(requester)
-        } else {
-            None
-        };
-        let stub_container = opened.and_then(|requester| {
-            requester.gated_stub = None;
-            requester.observed.stub_container.clone()
-        });
+        if let EngineStep::Create { record } | EngineStep::Bind { record } = step
+            && let Some(requester) = record.requester.as_ref().and_then(|id| node.requesters.get_mut(id))
+        {
+            requester.engine_ended = None;
+        }
+        let stub_container = called_stub(node, step);
         let Some(engine) = node.engines.get_mut(id) else { return };
         let settings = self.settings;
         if matches!(step, EngineStep::Create { .. } | EngineStep::Launch) {
@@ -130,16 +127,21 @@ impl PlanContext<'_> {
         let pending = match step {
             EngineStep::Create { .. } => call(PendingCommandKind::Create, settings.call_timeout),
             EngineStep::Bind { record } => {
+                // A binding that is written again keeps its reservation: the engine may sleep until a want wakes it.
+                if engine.binding.is_none() {
+                    engine.reserved = engine.sizes.awake;
+                }
                 if let Some(requester) = record.requester.clone() {
                     engine.binding = Some(Binding { requester, written: false });
                 }
                 (engine.level, engine.stop_after) = (record.level, record.stop_after);
-                engine.reserved = engine.sizes.awake;
                 call(PendingCommandKind::Bind, settings.call_timeout)
             }
             EngineStep::Launch => call(PendingCommandKind::Launch, settings.call_timeout),
             EngineStep::SendCanary => call(PendingCommandKind::SendCanary, settings.wake_timeout),
             EngineStep::OpenGate { .. } => {
+                // The gate opens for the last time: the cancelled close had no outcome in time.
+                engine.cancelled_close = engine.cancelled_close.take().filter(|close| close.until > self.now);
                 PendingCommand { stub_container, ..call(PendingCommandKind::OpenGate, settings.call_timeout) }
             }
             EngineStep::CloseGate { deadline, .. } => {
@@ -147,7 +149,8 @@ impl PlanContext<'_> {
                     engine.last_used = self.now;
                     engine.enter(PairingEngineState::Draining { until: *deadline, drained: false }, self.now);
                 }
-                call(PendingCommandKind::CloseGate, deadline.since(self.now))
+                let left = deadline.since(self.now);
+                PendingCommand { stub_container, ..call(PendingCommandKind::CloseGate, left) }
             }
             EngineStep::Sleep { level, .. } => {
                 if engine.state == PairingEngineState::Awake {
@@ -159,7 +162,9 @@ impl PlanContext<'_> {
                 call(PendingCommandKind::Sleep, settings.sleep_timeout_for(&engine.sizes))
             }
             EngineStep::Wake { .. } => {
+                engine.proven_by_gateway = engine.awaits_want;
                 engine.enter(PairingEngineState::Waking, self.now);
+                engine.reserved = engine.sizes.awake;
                 engine.ready = false;
                 engine.opened_stub = None;
                 engine.last_used = self.now;
@@ -217,8 +222,8 @@ impl PlanContext<'_> {
         }
     }
 
-    /// Records a failed start for the requester. The delay before the next start grows with each failure.
-    fn record_failed_start(&self, node: &mut PairingNode, id: &PairingEngineId, reason: EngineStopReason) {
+    /// Records for the requester why its engine is stopped. The delay before the next start grows with each failed one.
+    fn record_engine_end(&self, node: &mut PairingNode, id: &PairingEngineId, reason: EngineStopReason) {
         let Some(engine) = node.engines.get(id) else { return };
         let first = !engine.state.is_stopping_or_gone();
         // The gate is open, or may be open since before a restart. So the requester cannot get another engine behind
@@ -227,19 +232,35 @@ impl PlanContext<'_> {
             engine.state,
             PairingEngineState::Unknown | PairingEngineState::Awake | PairingEngineState::Draining { .. }
         );
+        let is_relied_on = node.is_relied_on(engine);
         let failed = matches!(
             reason,
             EngineStopReason::StartFailed | EngineStopReason::WakeFailed | EngineStopReason::CanaryFailed
         );
         let requester = engine.requester().cloned().and_then(|r| node.requesters.get_mut(&r));
         let Some(requester) = requester else { return };
-        if open {
+        if first {
+            requester.engine_ended = Some(reason);
+        }
+        if open || is_relied_on {
             requester.delete_reason.get_or_insert(RequesterDeleteReason::EngineGone);
         }
         if failed && first {
             requester.start_failed(reason, self.now);
         }
     }
+}
+
+/// The stub container whose gate this step opens or closes. A gate that is to open counts as closed no longer.
+fn called_stub(node: &mut PairingNode, step: &EngineStep) -> Option<Uid> {
+    let (EngineStep::OpenGate { requester } | EngineStep::CloseGate { requester, .. }) = step else {
+        return None;
+    };
+    let requester = node.requesters.get_mut(requester)?;
+    if matches!(step, EngineStep::OpenGate { .. }) {
+        requester.gated_stub = None;
+    }
+    requester.observed.stub_container.clone()
 }
 
 /// The policy for this launcher's build; the default if the build is unknown.

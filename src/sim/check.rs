@@ -207,9 +207,22 @@ impl SimulatedWorld {
                 AcceleratorRequirement::Ids(ids) => *ids == std::slice::from_ref(id),
                 AcceleratorRequirement::Count(n) => *n == 1,
                 AcceleratorRequirement::InPool { pool, .. } => pool == id,
+                AcceleratorRequirement::Slots { pool, count } => {
+                    let device = self.machine.accelerators.get(id);
+                    let is_twin = |other: &EngineId| {
+                        (&other.model, &other.variant) == (&successor.model, &successor.variant)
+                    };
+                    *count == 1
+                        && device.is_some_and(|device| device.pool.as_ref() == Some(pool))
+                        && !self.machine.reservations_on(id).any(|(other, _)| is_twin(other))
+                }
             };
-            let well =
-                self.machine.accelerators.get(id).is_some_and(|d| !d.lost && d.foreign_bytes == Bytes::ZERO);
+            // Where more is booked than a faulty accelerator has, the end of the spare makes no room.
+            let well = self.machine.accelerators.get(id).is_some_and(|d| {
+                !d.lost
+                    && d.foreign_bytes == Bytes::ZERO
+                    && (d.pool.is_none() || d.configured_capacity > Bytes::ZERO)
+            });
             listed && well && self.machine.processes_on(id).filter(|p| p.profiling).count() <= 1
         };
         let mut other_replicas = self.machine.processes.values().filter(|p| {
@@ -234,6 +247,7 @@ impl SimulatedWorld {
     ) -> bool {
         let (host, room) =
             (self.machine.host_memory_held(), self.scenario.configuration.settings.host_memory);
+        let of_node = self.machine.host_memory_of_node(engine);
         let Some(process) = self.machine.process(engine, generation) else {
             return self.check_exit_unreported(engine, generation, "sleep");
         };
@@ -248,6 +262,13 @@ impl SimulatedWorld {
         if level == SleepLevel::One && host + needs > room {
             self.record_violation(format!(
                 "{engine} sleeps at level 1 with {needs} in host memory, where others hold {host} of {room}"
+            ));
+        }
+        if let Some((limit, held)) = of_node.filter(|_| level == SleepLevel::One)
+            && held + needs > limit
+        {
+            self.record_violation(format!(
+                "{engine} sleeps at level 1 with {needs} in the memory of its node, where others hold {held} of {limit}"
             ));
         }
         true

@@ -1,7 +1,8 @@
 //! A simulated cluster that runs the real [`Pairing`].
 //!
 //! The cluster contains Pods and nodes, and a kubelet that hands an accelerator on as soon as a Pod has ended, even if
-//! another process still holds memory there. Owners create a new requester for each one that goes. Stubs, launchers and
+//! another process still holds memory there. Owners create a new requester for each one that goes. In some clusters
+//! accelerators have several slots, and the gateway wants engines awake and asleep at random times. Stubs, launchers and
 //! engines are slow, fail, hang, or execute a command and lose the reply. The watch lags or breaks, and the meter lags.
 //! Nodes are cordoned, cut off or lost. A new controller can replace the present one while the last calls of the old
 //! one are still in flight.
@@ -17,6 +18,7 @@ mod faults;
 mod kubelet;
 mod pods;
 mod scenario;
+mod wants;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -95,6 +97,10 @@ enum ClusterEvent {
     /// The owner with this number starts or stops wanting a requester.
     ToggleOwner(usize),
     ReadMeters,
+    /// The gateway wants some engine awake or asleep.
+    RandomWant,
+    /// The gateway repeats to a new leader what it wants of this requester's engine.
+    RepeatWant(RequesterId),
     Relist,
     LeaderStarts,
     /// The previous leader resumes where it was paused.
@@ -223,6 +229,7 @@ impl SimulatedCluster {
     /// Runs one turn of the controller.
     fn turn(&mut self) {
         let plan = self.pairing.plan(self.now);
+        self.check_wants(&plan);
         self.pairing.issued(&plan, self.now);
         self.check_turn(&plan);
         let PairingPlan { commands, reasons, planned_nodes: looked } = plan;
@@ -252,6 +259,8 @@ impl SimulatedCluster {
             ClusterEvent::EnsureRequester(owner) => self.ensure_requester(owner),
             ClusterEvent::ToggleOwner(owner) => self.toggle_owner(owner),
             ClusterEvent::ReadMeters => self.read_meters(),
+            ClusterEvent::RandomWant => self.random_want(),
+            ClusterEvent::RepeatWant(requester) => self.repeat_want(&requester),
             ClusterEvent::Relist => self.relist(),
             ClusterEvent::LeaderStarts => self.leader_starts(),
             ClusterEvent::PausedLeaderResumes => self.resume_paused_leader(),

@@ -300,14 +300,30 @@ impl SimulatedWorld {
             }
         }
         let each = next.accelerators.first().map_or(Bytes::ZERO, |a| a.capacity);
-        if let Some(pool) = next.accelerators.iter_mut().find(|a| a.units.is_some())
+        if let Some(pool) = next.accelerators.iter_mut().find(|a| a.units.is_some() && a.pool.is_none())
             && self.random.chance(0.5)
         {
             self.tally.add("pools resized");
             let units = self.random.between(0, 8);
             (pool.capacity, pool.units) = (Bytes(each.0 * units), u32::try_from(units).ok());
         }
+        self.toggle_fault(&mut next, each);
         self.reload(next);
+    }
+
+    /// Half of the time, one of the accelerators with slots becomes faulty, or is well again.
+    fn toggle_fault(&mut self, configuration: &mut FleetConfig, capacity: Bytes) {
+        let mut with_slots: Vec<_> =
+            configuration.accelerators.iter_mut().filter(|a| a.pool.is_some()).collect();
+        if with_slots.is_empty() || self.random.chance(0.5) {
+            return;
+        }
+        let which = self.random.between(0, with_slots.len() as u64 - 1) as usize;
+        if let Some(accelerator) = with_slots.get_mut(which) {
+            let is_well = accelerator.capacity > Bytes::ZERO;
+            accelerator.capacity = if is_well { Bytes::ZERO } else { capacity };
+            self.tally.add("accelerators with slots that changed their health");
+        }
     }
 
     fn reload(&mut self, configuration: FleetConfig) {

@@ -13,9 +13,15 @@ use crate::{
 pub(super) struct SimulatedAccelerator {
     /// Physical memory. A pool that shrinks loses nothing that is still in use.
     pub(super) capacity: Bytes,
-    /// Grantable capacity, as configured: `configured_capacity` in bytes; of a pool, `units` in accelerators.
+    /// Grantable capacity, as configured: `configured_capacity` in bytes; `units` in accelerators of a pool, or in slots
+    /// of an accelerator in one.
     pub(super) configured_capacity: Bytes,
     pub(super) units: Option<u32>,
+    /// The pool and the node of an accelerator with slots.
+    pub(super) pool: Option<AcceleratorId>,
+    pub(super) node: Option<String>,
+    /// Limit on the host memory of the node's sleepers.
+    pub(super) host_memory: Option<Bytes>,
     pub(super) metered: bool,
     pub(super) lost: bool,
     /// The accelerator works again, but the fleet learns it only from a reading.
@@ -32,7 +38,7 @@ pub(super) struct SimulatedReservation {
     pub(super) generation: Generation,
     pub(super) accelerators: Vec<AcceleratorId>,
     pub(super) bytes: Bytes,
-    /// Accelerators of a pool.
+    /// Accelerators of a pool, or slots: one on each accelerator.
     pub(super) units: u32,
     /// The fleet has received its confirmation.
     pub(super) confirmed: bool,
@@ -63,6 +69,9 @@ impl SimulatedMachine {
                     capacity: accelerator.capacity,
                     configured_capacity: accelerator.capacity,
                     units: accelerator.units,
+                    pool: accelerator.pool.clone(),
+                    node: accelerator.node.clone(),
+                    host_memory: accelerator.host_memory,
                     metered: accelerator.metered,
                     lost: false,
                     recovered_unnoticed: false,
@@ -109,6 +118,21 @@ impl SimulatedMachine {
 
     /// Host memory of engines that sleep, fall asleep or wake at level 1.
     pub(super) fn host_memory_held(&self) -> Bytes {
+        self.host_memory_held_by(|_| true)
+    }
+
+    /// The limit on the host memory of this engine's node, if it has one of its own, and what sleepers hold of it.
+    pub(super) fn host_memory_of_node(&self, engine: &EngineId) -> Option<(Bytes, Bytes)> {
+        let device_of = |process: &SimulatedProcess| self.accelerators.get(process.accelerators.first()?);
+        let device = device_of(self.processes.get(engine)?)?;
+        let limit = device.host_memory?;
+        let on_node = |process: &SimulatedProcess| {
+            device_of(process).is_some_and(|other| (&other.pool, &other.node) == (&device.pool, &device.node))
+        };
+        Some((limit, self.host_memory_held_by(on_node)))
+    }
+
+    fn host_memory_held_by(&self, counts: impl Fn(&SimulatedProcess) -> bool) -> Bytes {
         let asleep = |phase| {
             matches!(
                 phase,
@@ -117,7 +141,8 @@ impl SimulatedMachine {
                     | SimulatedProcessPhase::Waking(SleepLevel::One)
             )
         };
-        self.processes.values().filter(|p| asleep(p.phase)).map(SimulatedProcess::host_bytes).sum()
+        let holders = self.processes.values().filter(|p| asleep(p.phase) && counts(p));
+        holders.map(SimulatedProcess::host_bytes).sum()
     }
 
     /// Sets the memory that the process holds on each of its accelerators, if available.

@@ -1,4 +1,4 @@
-//! A simulated cluster with one Warmup, which runs the real [`Warmups`](crate::warmup::Warmups).
+//! A simulated cluster with one Warmup or two, which runs the real [`Warmups`](crate::warmup::Warmups).
 //!
 //! ```text
 //!   watch, replies ─▶ Warmups::on … plan ─▶ issued ─▶ API server ─▶ kubelets, registry
@@ -9,11 +9,14 @@
 //!
 //! Time is simulated: kubelets pull for a while, the registry fails, writes get lost, and a status is written at most
 //! once a second. The leader can be killed after any of its commands. Its successor knows what the API server has, and
-//! nothing else. The world keeps its own account of what nodes really pulled, and how often.
+//! nothing else. Users edit the Warmup, and nodes are deleted and created again under their names. The world keeps its
+//! own account of what nodes really pulled, and how often.
 
 mod api_server;
+mod disturb;
 mod kubelet;
 mod leader;
+mod object;
 mod world;
 
 use crate::{
@@ -34,6 +37,12 @@ pub struct WarmupScenario {
     pub has_action: bool,
     pub limits: WarmupLimits,
     pub faults: WarmupFaults,
+    /// A second, newer Warmup wants the images of the first on half of its nodes.
+    pub has_overlap: bool,
+    /// Whether targets are named: then a node that is deleted stays a target.
+    pub has_names: bool,
+    /// Edits of the first Warmup at random moments of the first half hour.
+    pub edits: u32,
     /// The leader is killed as soon as it has issued this many commands, once.
     pub kill_leader_after: Option<u64>,
 }
@@ -54,12 +63,16 @@ pub struct WarmupFaults {
     pub deleted_pod: f64,
     /// A node is cordoned for a while, when something of it is pulled.
     pub cordoned_node: f64,
+    /// Admission refuses a Pod.
+    pub refused_pod: f64,
+    /// A node is deleted soon after something of it is pulled, and another of its name is created later.
+    pub deleted_node: f64,
 }
 
 /// What happened so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WarmupRunTally {
-    /// Most nodes with an unfinished Pod at a time.
+    /// Most nodes with an unfinished Pod of one Warmup at a time.
     pub max_active: u32,
     /// Commands that were issued, of all kinds.
     pub commands: u64,
@@ -76,8 +89,15 @@ pub struct WarmupRunTally {
     pub max_listing_bytes: usize,
     pub ended: Option<(WarmupPhase, Tick)>,
     pub is_deleted: bool,
+    /// Target nodes of the first Warmup, as are the numbers that follow.
+    pub desired: u32,
     pub succeeded: u32,
     pub failed: u32,
+    /// Warm nodes of the second Warmup.
+    pub overlap_succeeded: u32,
+    pub refused_pods: u32,
+    pub deleted_nodes: u32,
+    pub edits: u32,
 }
 
 impl Default for WarmupScenario {
@@ -89,13 +109,16 @@ impl Default for WarmupScenario {
             has_action: false,
             limits: WarmupLimits::default(),
             faults: WarmupFaults::default(),
+            has_overlap: false,
+            has_names: true,
+            edits: 0,
             kill_leader_after: None,
         }
     }
 }
 
 impl WarmupFaults {
-    /// Every fault that a Warmup survives, often.
+    /// Every fault of Pods and writes that a Warmup survives, often. Nothing is refused, and no node is deleted.
     #[must_use]
     pub const fn frequent() -> Self {
         Self {
@@ -106,6 +129,8 @@ impl WarmupFaults {
             lost_reply: 0.05,
             deleted_pod: 0.05,
             cordoned_node: 0.05,
+            refused_pod: 0.0,
+            deleted_node: 0.0,
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::{pairing::ids::NodeName, units::Tick};
 /// One instance, as the object says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InstanceUsage {
-    /// Capacity in the instance's spec. Its configuration may have another one since, which counts.
+    /// Capacity in the instance's spec, which the leader keeps at that of the configuration.
     pub capacity: u32,
     /// Every slot. A free one is a key, too.
     pub slots: BTreeMap<SlotName, SlotUsage>,
@@ -66,8 +66,8 @@ impl InstanceUsage {
         let capacity = capacity.min(MAX_CAPACITY);
         let wanted = (0..capacity).map(|number| slot_name(name, number));
         let missing: Vec<SlotName> = wanted.filter(|slot| !self.slots.contains_key(slot)).collect();
-        let is_surplus = |slot: &SlotName| slot_number(name, slot).is_none_or(|number| number >= capacity);
-        let surplus: Vec<SlotName> = self.free_slots().filter(|slot| is_surplus(slot)).cloned().collect();
+        let surplus = self.free_slots().filter(|slot| is_surplus(name, slot, capacity));
+        let surplus: Vec<SlotName> = surplus.cloned().collect();
         let mut changes = Vec::new();
         if !missing.is_empty() {
             changes.push(LayoutChange::Add(missing));
@@ -80,23 +80,41 @@ impl InstanceUsage {
 
     /// Returns for each slot whether the kubelet of a node may allocate it.
     ///
-    /// It may allocate free slots and those that the node has claimed by the resource of the instance, but none of a
-    /// device that is faulty or that the node does not see. Running Pods keep their slots in any case.
+    /// It may allocate free slots and those that the node has claimed by the resource of the instance, but none above
+    /// the capacity, and none of a device that is faulty or that the node does not see. Running Pods keep their slots
+    /// in any case.
     #[must_use]
-    pub fn health(&self, me: &NodeName, device_healthy: bool) -> BTreeMap<SlotName, bool> {
+    pub fn health(
+        &self,
+        name: &InstanceName,
+        me: &NodeName,
+        device_healthy: bool,
+    ) -> BTreeMap<SlotName, bool> {
         let is_offered = device_healthy && self.nodes.contains(me);
         let is_usable = |usage: &SlotUsage| match usage {
             SlotUsage::Free => true,
             SlotUsage::Instance { node } => node == me,
             SlotUsage::Configuration { .. } => false,
         };
-        let slots = self.slots.iter();
-        slots.map(|(slot, usage)| (slot.clone(), is_offered && is_usable(usage))).collect()
+        let is_healthy = |slot: &SlotName, usage: &SlotUsage| {
+            is_offered && is_usable(usage) && !self.is_surplus(name, slot)
+        };
+        self.slots.iter().map(|(slot, usage)| (slot.clone(), is_healthy(slot, usage))).collect()
     }
 
     /// The free slots, in the order of their names.
     pub fn free_slots(&self) -> impl Iterator<Item = &SlotName> {
         self.slots.iter().filter(|(_, usage)| usage.is_free()).map(|(slot, _)| slot)
+    }
+
+    /// The slots that are free and stay: those that a new claim may get, in the order of their names.
+    pub(super) fn open_slots(&self, name: &InstanceName) -> impl Iterator<Item = &SlotName> {
+        self.free_slots().filter(move |slot| !self.is_surplus(name, slot))
+    }
+
+    /// Whether the slot is above the capacity, and so removed once it is free.
+    pub(super) fn is_surplus(&self, name: &InstanceName, slot: &SlotName) -> bool {
+        is_surplus(name, slot, self.capacity)
     }
 
     /// Number of slots in use.
@@ -176,4 +194,8 @@ impl InstanceUsage {
         }
         Some(SlotChange { slot: slot.clone(), from: from.clone(), to, unused_since })
     }
+}
+
+fn is_surplus(name: &InstanceName, slot: &SlotName, capacity: u32) -> bool {
+    slot_number(name, slot).is_none_or(|number| number >= capacity)
 }

@@ -33,6 +33,11 @@ impl Reclaimer {
         Self { me, unused_after, claimed: BTreeMap::new(), virtual_slots: BTreeMap::new() }
     }
 
+    /// Changes the time after which unused slots are freed. What is known of containers stays.
+    pub const fn set_unused_after(&mut self, unused_after: Millis) {
+        self.unused_after = unused_after;
+    }
+
     /// Records that a slot was allocated to a container, with a write or without one.
     pub fn claimed(&mut self, slot: &SlotName, now: Tick) {
         self.claimed.insert(slot.clone(), now);

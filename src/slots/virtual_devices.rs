@@ -26,8 +26,8 @@ pub struct VirtualClaim {
     pub slot: SlotName,
     /// The change to write first. `None` if the node has this slot under this id.
     pub change: Option<SlotChange>,
-    /// Changes that free other slots which the node has under this id, to be written after all claims. If one fails, the
-    /// reclaim frees that slot, but only once no container has the virtual device.
+    /// Changes that free other slots which the node has under this id, to be written after all claims. If one fails,
+    /// the reclaim frees that slot, but only once no container has the virtual device.
     pub releases: Vec<(InstanceName, SlotChange)>,
 }
 
@@ -36,8 +36,8 @@ type Holding<'a> = (&'a InstanceName, &'a InstanceUsage, &'a SlotName);
 
 /// Returns the virtual devices that a node offers: those that it uses, and one for each instance with a free slot.
 ///
-/// All of them are healthy: devices that are faulty or that the node does not see are left out, and their ids stay
-/// reserved. `healthy` are the instances whose device the node finds healthy.
+/// All of them are healthy: devices that are faulty or that the node does not see are left out, as are slots above the
+/// capacity, and their ids stay reserved. `healthy` are the instances whose device the node finds healthy.
 #[must_use]
 pub fn offered(
     configuration: &ConfigurationName,
@@ -50,13 +50,14 @@ pub fn offered(
     let mut free = 0;
     for (name, usage) in instances {
         let is_usable = is_usable(name, usage, me, healthy);
-        for id in usage.slots.values().filter_map(|slot| held_id(slot, me)) {
+        for (slot, slot_usage) in &usage.slots {
+            let Some(id) = held_id(slot_usage, me) else { continue };
             reserved.insert(id);
-            if is_usable {
+            if is_usable && !usage.is_surplus(name, slot) {
                 offered.insert(id.clone());
             }
         }
-        free += usize::from(is_usable && usage.free_slots().next().is_some());
+        free += usize::from(is_usable && usage.open_slots(name).next().is_some());
     }
     let unused =
         (0_u32..).map(|number| virtual_id(configuration, number)).filter(|id| !reserved.contains(id));
@@ -97,14 +98,14 @@ pub fn choose(
     };
     let candidates = instances.iter().filter(|(name, usage)| is_candidate(name, usage));
     let mut candidates: Vec<Holding<'_>> = candidates
-        .filter_map(|(name, usage)| usage.free_slots().next().map(|slot| (name, usage, slot)))
+        .filter_map(|(name, usage)| usage.open_slots(name).next().map(|slot| (name, usage, slot)))
         .collect();
     if candidates.len() < open.len() {
         let free = claims.len() + candidates.len();
         return Err(ClaimError::Insufficient { wanted: ids.len(), free });
     }
     // The sort is stable: instances with as many free slots stay in the order of their names.
-    candidates.sort_by_key(|(_, usage, _)| Reverse(usage.free_slots().count()));
+    candidates.sort_by_key(|(name, usage, _)| Reverse(usage.open_slots(name).count()));
     for ((id, holdings), candidate) in open.into_iter().zip(candidates) {
         claims.push(claim(id, candidate, &holdings, me));
     }

@@ -33,6 +33,8 @@ pub enum WarmupCause {
     /// The node has no room for another Pod.
     NodeFull,
     DiskPressure,
+    /// An engine on the node waits for its own image, and goes first.
+    EnginePulling,
     /// The exit code is 0 if it is not known any more.
     ActionFailed {
         exit_code: i32,
@@ -70,6 +72,7 @@ impl WarmupCause {
             Self::Taint(_) => "Taint",
             Self::NodeFull => "NodeFull",
             Self::DiskPressure => "DiskPressure",
+            Self::EnginePulling => "EnginePulling",
             Self::ActionFailed { .. } => "ActionFailed",
             Self::Refused(_) => "Refused",
             Self::Unknown(_) => "Unknown",
@@ -109,6 +112,7 @@ impl WarmupCause {
                 | Self::Taint(_)
                 | Self::NodeFull
                 | Self::DiskPressure
+                | Self::EnginePulling
                 | Self::Refused(_)
         )
     }
@@ -148,6 +152,9 @@ impl fmt::Display for WarmupCause {
             Self::Taint(key) => write!(f, "the node has the taint {key}: add a toleration"),
             Self::NodeFull => f.write_str("the node has no room for another Pod: make room"),
             Self::DiskPressure => f.write_str("the node has disk pressure: free some space"),
+            Self::EnginePulling => {
+                f.write_str("an engine on the node pulls its image: the Warmup goes on after it")
+            }
             Self::ActionFailed { exit_code: 0 } => f.write_str("the action failed: read the log of its Pod"),
             Self::ActionFailed { exit_code } => {
                 write!(f, "the action ended with exit code {exit_code}: read the log of its Pod")

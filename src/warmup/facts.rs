@@ -5,12 +5,15 @@ use std::collections::BTreeSet;
 use super::{
     cause::WarmupCause,
     ids::{ImageName, WarmSet, WarmupId, WarmupItem},
+    record::NodeUidKey,
 };
 use crate::{pairing::ids::NodeName, units::Tick};
 
 /// One node, as far as Warmups are concerned.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WarmupNodeFacts {
+    /// A node that is created again under its name has another.
+    pub uid: NodeUidKey,
     pub ready: bool,
     pub cordoned: bool,
     pub disk_pressure: bool,

@@ -1,7 +1,8 @@
 //! Labels of warm nodes, which scheduling prefers.
 //!
 //! A node has the label of a set while a Warmup of that set has it done. A label of a set that belongs to no Warmup, and
-//! to no model that is to be kept warm, is removed. Labels stay while a Warmup's nodes are unknown.
+//! to no model that is to be kept warm, is removed. Labels stay while a Warmup's nodes are unknown. A node that is
+//! created again under the name of a done one is another node, which a finished Warmup has not warmed.
 
 use std::{collections::BTreeSet, ops::Bound};
 
@@ -10,7 +11,7 @@ use super::{
     command::WarmupCommand,
     ids::{WarmSet, WarmupId},
     node_progress::{KnownNode, LabelHold, NodeOutcome},
-    record::{NodeKey, RecordedOutcome},
+    record::{NodeKey, NodeUidKey, RecordedOutcome},
 };
 use crate::{
     pairing::ids::NodeName,
@@ -93,8 +94,10 @@ impl Warmups {
         let mut wanted = BTreeSet::new();
         for id in &known.warmups {
             let Some(state) = self.warmups.get(id) else { continue };
-            let is_done =
-                state.nodes.get(node).is_some_and(|node| node.view.outcome == Some(NodeOutcome::Done));
+            let is_done = state.nodes.get(node).is_some_and(|node| {
+                node.view.outcome == Some(NodeOutcome::Done)
+                    && !state.has_recorded_another(node.key, facts.uid)
+            });
             if let Some(request) = state.request.as_ref().filter(|_| is_done) {
                 wanted.insert(&request.set);
             }
@@ -112,27 +115,31 @@ impl Warmups {
             known.label_holds.iter().filter(|(_, hold)| hold.expected == Some(true)).map(|(set, _)| set);
         for set in observed.chain(expected).collect::<BTreeSet<_>>() {
             let is_warm = hold(set).is_none_or(|hold| hold.expected == Some(true));
-            if is_warm && !wanted.contains(set) && self.is_cold(node, set) {
+            if is_warm && !wanted.contains(set) && self.is_cold(node, facts.uid, set) {
                 commands.push(WarmupCommand::RemoveWarm { node: node.clone(), set: set.clone() });
             }
         }
     }
 
     /// Whether the node is known not to be warm for the set.
-    fn is_cold(&self, node: &NodeName, set: &WarmSet) -> bool {
+    fn is_cold(&self, node: &NodeName, uid: NodeUidKey, set: &WarmSet) -> bool {
         match self.sets.get(set) {
-            Some(ids) => ids.iter().all(|id| self.is_cold_for(id, node)),
+            Some(ids) => ids.iter().all(|id| self.is_cold_for(id, node, uid)),
             None => self.known_sets.as_ref().is_some_and(|known| !known.contains(set)),
         }
     }
 
-    fn is_cold_for(&self, id: &WarmupId, name: &NodeName) -> bool {
+    fn is_cold_for(&self, id: &WarmupId, name: &NodeName, uid: NodeUidKey) -> bool {
         let Some(state) = self.warmups.get(id).filter(|state| state.has_nodes) else { return false };
+        let key = NodeKey::new(name);
+        if state.has_recorded_another(key, uid) {
+            return true;
+        }
         match state.nodes.get(name).filter(|node| node.items.is_some()) {
             Some(node) => node.outcome != NodeOutcome::Done,
             // A node that was warmed and is no target any more is warm still.
             None => {
-                let recorded = state.progress.record.get(NodeKey::new(name));
+                let recorded = state.progress.record.get(key);
                 recorded.is_none_or(|node| node.outcome != RecordedOutcome::Done)
             }
         }

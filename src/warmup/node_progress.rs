@@ -11,7 +11,7 @@ use super::{
     facts::{WarmupNodeFacts, WarmupPod},
     ids::{ImageName, WarmPodName, WarmSet, WarmupId, WarmupItem},
     node_view::NodeView,
-    record::{NodeKey, RecordedOutcome, WarmupRecord},
+    record::{NodeKey, NodeUidKey, RecordedNode, RecordedOutcome, WarmupRecord},
     request::NodeItems,
 };
 use crate::{
@@ -44,6 +44,8 @@ pub(super) struct LabelHold {
 #[derive(Clone, Debug)]
 pub(super) struct NodeProgress {
     pub(super) key: NodeKey,
+    /// The node that the rest is about, among those that had or will have its name.
+    pub(super) uid: NodeUidKey,
     /// `None` if the node is no target, or not any more.
     pub(super) items: Option<Arc<NodeItems>>,
     pub(super) items_hash: u32,
@@ -116,6 +118,7 @@ impl NodeProgress {
     pub(super) fn new(name: &NodeName) -> Self {
         Self {
             key: NodeKey::new(name),
+            uid: NodeUidKey::default(),
             items: None,
             items_hash: 0,
             outcome: NodeOutcome::Open,
@@ -156,6 +159,9 @@ impl NodeProgress {
         match record.get(self.key).copied() {
             Some(known) if known.items == items_hash => {
                 self.failures = known.attempts;
+                if known.uid.is_known() {
+                    self.uid = known.uid;
+                }
                 match known.outcome {
                     RecordedOutcome::Done => self.outcome = NodeOutcome::Done,
                     RecordedOutcome::Failed(reason) => {
@@ -195,6 +201,18 @@ impl NodeProgress {
         }
     }
 
+    /// Forgets everything of a node that was deleted, because another has its name now.
+    pub(super) fn begin_with(&mut self, uid: NodeUidKey) {
+        self.lose_items();
+        self.forget_attempts();
+        self.uid = uid;
+    }
+
+    /// The record of this outcome.
+    pub(super) const fn recorded(&self, outcome: RecordedOutcome) -> RecordedNode {
+        RecordedNode { outcome, items: self.items_hash, attempts: self.failures, uid: self.uid }
+    }
+
     /// Begins from nothing but what the node has.
     pub(super) fn forget_attempts(&mut self) {
         self.outcome = NodeOutcome::Open;
@@ -207,6 +225,10 @@ impl NodeProgress {
     /// The record does not say which item failed. The last item is most likely to be the only one left.
     fn restore_cause(&mut self, items: &NodeItems, cause: WarmupCause) {
         self.last_cause = items.items().last().map(|item| (item, cause));
+    }
+
+    pub(super) fn is_open_target(&self) -> bool {
+        self.items.is_some() && self.outcome == NodeOutcome::Open
     }
 
     pub(super) fn has_unfinished_pods(&self) -> bool {

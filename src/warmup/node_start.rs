@@ -47,6 +47,15 @@ impl NodeContext<'_> {
         self.request.tolerations.iter().any(|toleration| toleration.tolerates(&taint))
     }
 
+    /// Whether the node, which nothing else keeps from beginning, waits for the pull of an engine.
+    pub(super) fn waits_for_engine(&self, node: &NodeProgress) -> bool {
+        self.known.engines_pulling > 0
+            && !self.is_finished
+            && node.is_open_target()
+            && !node.has_unfinished_pods()
+            && node.next_try.is_none_or(|at| at <= self.now)
+    }
+
     /// The items for which a Pod may be created now: all missing images, and then the action.
     ///
     /// An image that another Warmup pulls waits: afterwards its own Pod finds it at once.

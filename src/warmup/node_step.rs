@@ -55,7 +55,26 @@ impl NodeContext<'_> {
         }
     }
 
+    /// Forgets what the node had if another has its name now: that one has nothing.
+    fn notice_another_node(&self, node: &mut NodeProgress, record: &mut WarmupRecord) {
+        let uid = self.known.facts.as_ref().map(|facts| facts.uid).unwrap_or_default();
+        if !uid.is_known() || node.uid == uid {
+            return;
+        }
+        if node.uid.is_known() {
+            node.begin_with(uid);
+            record.remove(node.key);
+            return;
+        }
+        // An earlier version recorded no uids: the record is that of this node.
+        node.uid = uid;
+        if let Some(recorded) = record.get(node.key).copied() {
+            record.set(node.key, RecordedNode { uid, ..recorded });
+        }
+    }
+
     fn refresh_target(&self, node: &mut NodeProgress, items: &NodeItems, record: &mut WarmupRecord) {
+        self.notice_another_node(node, record);
         if self.request.keep_warm {
             self.notice_lost_images(node, items, record);
             self.reopen(node, record);
@@ -68,8 +87,7 @@ impl NodeContext<'_> {
         if node.present.len() >= items.len() {
             node.outcome = NodeOutcome::Done;
             (node.next_try, node.last_cause, node.failures) = (None, None, 0);
-            let done = RecordedNode { outcome: RecordedOutcome::Done, items: node.items_hash, attempts: 0 };
-            record.set(node.key, done);
+            record.set(node.key, node.recorded(RecordedOutcome::Done));
         } else if node.outcome == NodeOutcome::Open && self.known.facts.is_none() {
             self.fail(node, None, record);
         }
@@ -181,12 +199,7 @@ impl NodeContext<'_> {
                 fatal.get_or_insert_with(|| (item.clone(), cause.clone()));
             }
             node.last_cause = Some((item, cause));
-            let tried = RecordedNode {
-                outcome: RecordedOutcome::Retried,
-                items: node.items_hash,
-                attempts: node.failures,
-            };
-            record.set(node.key, tried);
+            record.set(node.key, node.recorded(RecordedOutcome::Retried));
         }
         if fatal.is_some() {
             self.fail(node, fatal, record);
@@ -210,11 +223,6 @@ impl NodeContext<'_> {
         node.outcome = NodeOutcome::Failed;
         node.next_try = self.request.keep_warm.then(|| self.now + FAILED_NODE_PAUSE);
         node.last_cause = cause;
-        let failed = RecordedNode {
-            outcome: RecordedOutcome::Failed(reason),
-            items: node.items_hash,
-            attempts: node.failures,
-        };
-        record.set(node.key, failed);
+        record.set(node.key, node.recorded(RecordedOutcome::Failed(reason)));
     }
 }

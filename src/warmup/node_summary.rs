@@ -1,6 +1,7 @@
 //! Sums one node up: for the numbers of its Warmup, and as a line of the report.
 
 use super::{
+    cause::WarmupCause,
     ids::WarmupItem,
     node_progress::{NodeOutcome, NodeProgress},
     node_step::NodeContext,
@@ -13,12 +14,13 @@ impl NodeContext<'_> {
     pub(super) fn view(&self, node: &NodeProgress) -> NodeView {
         let is_ready = self.known.facts.as_ref().is_some_and(|facts| facts.ready);
         let is_target = node.items.is_some();
-        let is_open = is_target && node.outcome == NodeOutcome::Open;
+        let is_open = node.is_open_target();
         // Nothing is pulled on a node whose kubelet is silent. Should it come back, it counts again, and nothing
         // begins until there is room.
         let is_active = is_ready && node.has_unfinished_pods();
         let is_unusable = is_open && self.unusable().is_some();
-        let waits = node.next_try.is_some_and(|at| at > self.now);
+        let waits_for_engine = self.waits_for_engine(node);
+        let waits = waits_for_engine || node.next_try.is_some_and(|at| at > self.now);
         let can_start = is_open && !self.is_finished && !is_unusable && !self.creatable(node).is_empty();
         let is_fresh = node.failures == 0 && node.pods.is_empty() && node.present.is_empty();
         let start_class = || match (is_active, node.interruptions, is_fresh) {
@@ -34,7 +36,7 @@ impl NodeContext<'_> {
             is_active,
             is_blocked: is_open && !is_active && (is_unusable || waits),
             items: self.count_items(node),
-            rank: self.rank(node, is_active, is_unusable),
+            rank: self.rank(node, is_active, is_unusable || waits_for_engine),
             startable: can_start.then(start_class),
             has_deletable_pods,
             awaits_store: node.pods.values().any(|tracked| has_ended || tracked.counted.is_some()),
@@ -43,10 +45,10 @@ impl NodeContext<'_> {
         }
     }
 
-    fn rank(&self, node: &NodeProgress, is_active: bool, is_unusable: bool) -> Option<ListRank> {
+    fn rank(&self, node: &NodeProgress, is_active: bool, is_held_up: bool) -> Option<ListRank> {
         match node.outcome {
             NodeOutcome::Failed => Some(ListRank::Failed),
-            NodeOutcome::Open if node.items.is_some() => Some(if is_unusable || node.last_cause.is_some() {
+            NodeOutcome::Open if node.items.is_some() => Some(if is_held_up || node.last_cause.is_some() {
                 ListRank::HasCause
             } else if is_active {
                 ListRank::Active
@@ -93,11 +95,15 @@ impl NodeContext<'_> {
 
     /// The line of the node in the report: about the item that needs attention most.
     pub(super) fn report(&self, node: &NodeProgress) -> NodeReport {
-        let unusable = if node.outcome == NodeOutcome::Open { self.unusable() } else { None };
+        let held_up = if node.outcome == NodeOutcome::Open {
+            self.unusable().or_else(|| self.waits_for_engine(node).then_some(WarmupCause::EnginePulling))
+        } else {
+            None
+        };
         let missing = || {
             node.items.iter().flat_map(|items| items.items()).find(|item| !node.present.contains_key(item))
         };
-        let (item, cause) = match (&node.last_cause, unusable) {
+        let (item, cause) = match (&node.last_cause, held_up) {
             (Some((item, cause)), None) => (Some(item.clone()), Some(cause.clone())),
             (_, Some(cause)) => (None, Some(cause)),
             (None, None) => (missing(), None),

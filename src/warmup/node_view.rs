@@ -14,7 +14,7 @@ pub(super) struct NodeView {
     /// The outcome, if the node counts.
     pub(super) outcome: Option<NodeOutcome>,
     pub(super) is_active: bool,
-    /// It waits for its node or for a back-off.
+    /// It waits for its node, for the pull of an engine or for a back-off.
     pub(super) is_blocked: bool,
     pub(super) items: ItemCounts,
     pub(super) rank: Option<ListRank>,
@@ -96,7 +96,7 @@ pub(super) struct WarmupTally {
     pub(super) succeeded: u32,
     pub(super) failed: u32,
     pub(super) active: u32,
-    /// Open nodes of which each waits for its node or for a back-off.
+    /// Open nodes of which each waits for its node, for the pull of an engine or for a back-off.
     pub(super) blocked: u32,
     pub(super) items: ItemCounts,
     pub(super) listed: BTreeSet<(ListRank, NodeName)>,

@@ -51,7 +51,8 @@ impl NodeContext<'_> {
     fn stored_outcome(&self, node: &NodeProgress) -> Option<RecordedNode> {
         let is_current = self.stored.generation == self.request.generation;
         let stored = self.stored.record.get(node.key).filter(|_| is_current)?;
-        (stored.items == node.items_hash).then_some(*stored)
+        let is_of_node = stored.items == node.items_hash && !stored.uid.differs_from(node.uid);
+        is_of_node.then_some(*stored)
     }
 }
 

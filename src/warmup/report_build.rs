@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{
+    cause::WarmupCause,
     ids::WarmupId,
     node_progress::KnownNode,
     node_view::ListRank,
@@ -112,13 +113,14 @@ impl WarmupState {
             return message;
         }
         let has_cause = self.tally.listed.first().is_some_and(|(rank, _)| *rank <= ListRank::HasCause);
-        if let Some((node, cause)) =
-            nodes.first().and_then(|first| Some((&first.node, first.cause.as_ref()?)))
-            && has_cause
-        {
+        let named = nodes.first().and_then(|first| Some((&first.node, first.cause.as_ref()?)));
+        let named = named.filter(|_| has_cause);
+        if let Some((node, cause)) = named {
             message.push_str(&format!("; {node}: {cause}"));
         }
-        if reason == WarmupReason::WaitingForNodes && self.has_no_timeout() {
+        // The pull of an engine ends by itself.
+        let ends_itself = named.is_some_and(|(_, cause)| *cause == WarmupCause::EnginePulling);
+        if reason == WarmupReason::WaitingForNodes && self.has_no_timeout() && !ends_itself {
             message.push_str("; without timeoutSeconds the Warmup waits for them without an end");
         }
         message

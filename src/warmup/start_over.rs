@@ -90,8 +90,9 @@ impl WarmupState {
                 _ => items.hash(),
             };
             last = Some((items, hash));
-            let is_newer = || self.progress.record.get(NodeKey::new(name)).is_none();
-            if phase == WarmupPhase::Completed && is_newer() {
+            let recorded = || self.progress.record.get(NodeKey::new(name));
+            let has_ended = || recorded().is_some_and(|node| node.outcome != RecordedOutcome::Retried);
+            if phase == WarmupPhase::Completed && !has_ended() {
                 continue;
             }
             let node = self.nodes.entry(name.clone()).or_insert_with(|| NodeProgress::new(name));

@@ -12,6 +12,7 @@ use super::{
     node_step::NodeContext,
     node_view::{NodeView, WarmupTally},
     progress::WarmupProgress,
+    record::{NodeKey, NodeUidKey},
     report::{WarmupReason, WarmupReport},
     request::{WarmupLimits, WarmupRequest, WarmupTargets},
     verdict::NodeCounts,
@@ -159,6 +160,11 @@ impl WarmupState {
     pub(super) fn node_mut(&mut self, name: &NodeName) -> &mut NodeProgress {
         self.dirty.insert(name.clone());
         self.nodes.entry(name.clone()).or_insert_with(|| NodeProgress::new(name))
+    }
+
+    /// Whether what is recorded of the node is about a deleted one of its name. A finished Warmup keeps such a record.
+    pub(super) fn has_recorded_another(&self, key: NodeKey, uid: NodeUidKey) -> bool {
+        self.progress.record.get(key).is_some_and(|recorded| recorded.uid.differs_from(uid))
     }
 
     pub(super) fn is_creating(&self) -> bool {

@@ -3,9 +3,10 @@
 use std::fmt::Debug;
 
 use rouse::{model::AcceleratorId, units::Bytes};
-use rouse_net::nvml::{Error, Nvml};
-
-use crate::accelerators::AcceleratorEntry;
+use rouse_net::{
+    accelerators_file::AcceleratorEntry,
+    nvml::{Error, Nvml, NvmlDevice},
+};
 
 /// Queries the accelerator driver. Every call blocks, forever if the driver hangs, so call it only on threads that no
 /// task joins.
@@ -23,8 +24,12 @@ pub(crate) trait AcceleratorDriver: Debug + Send + Sync + 'static {
 
 impl AcceleratorDriver for Nvml {
     fn list(&self) -> Result<Vec<AcceleratorEntry>, Error> {
-        let devices = self.devices()?.into_iter();
-        Ok(devices.map(|device| AcceleratorEntry { id: device.id, index: device.index }).collect())
+        let entry = |device: NvmlDevice| AcceleratorEntry {
+            id: device.id,
+            index: device.index,
+            memory: Some(device.usable),
+        };
+        Ok(self.devices()?.into_iter().map(entry).collect())
     }
 
     fn id_at_index(&self, index: u32, part: Option<u32>) -> Result<AcceleratorId, Error> {
@@ -84,6 +89,7 @@ pub(crate) mod fake {
             let listed = |(index, (id, _)): (u32, &(&'static str, _))| AcceleratorEntry {
                 id: (*id).into(),
                 index: Some(index),
+                memory: None,
             };
             Ok((0..).zip(devices.iter()).map(listed).collect())
         }

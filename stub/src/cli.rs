@@ -7,11 +7,8 @@ use clap::{Parser, Subcommand};
 
 use crate::{launcher, proxy};
 
-/// `EX_UNAVAILABLE` of `sysexits.h`.
-const UNAVAILABLE: u8 = 69;
-
 #[derive(Debug, Parser)]
-#[command(name = "rouse-stub", version, about = "Rouse's second binary, for Pods and nodes")]
+#[command(name = "rouse-stub", version, about = "Rouse's second binary, for Pods")]
 pub struct StubArgs {
     #[command(subcommand)]
     role: StubCommand,
@@ -23,8 +20,6 @@ enum StubCommand {
     Proxy(Box<proxy::ProxyArgs>),
     /// Start and stop engines inside a provider Pod
     Launcher(Box<launcher::LauncherArgs>),
-    /// Device plugin and node agent (not implemented yet)
-    Node,
 }
 
 /// Runs the role that the command line names until it ends.
@@ -39,10 +34,6 @@ pub fn run_from(given: impl Iterator<Item = OsString>) -> ExitCode {
     match StubArgs::parse_from(with_role_subcommand(given)).role {
         StubCommand::Proxy(args) => proxy::run(*args),
         StubCommand::Launcher(args) => launcher::run(*args),
-        StubCommand::Node => {
-            eprintln!("rouse-stub node is not implemented in version {}", env!("CARGO_PKG_VERSION"));
-            ExitCode::from(UNAVAILABLE)
-        }
     }
 }
 

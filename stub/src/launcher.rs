@@ -19,7 +19,6 @@ mod rejection;
 mod spawn;
 mod spec;
 mod supervisor;
-mod variables;
 
 use std::{
     env, fs,
@@ -30,7 +29,7 @@ use std::{
 };
 
 use axum::http::StatusCode;
-use rouse::{error_chain, shell_words};
+use rouse::{error_chain, shell_words, variables};
 use serde_json::Value;
 use tokio::{
     net::TcpListener,

@@ -1,9 +1,8 @@
-//! The stub: the gateway's agent in Pods and on nodes.
+//! The stub: the gateway's agent in Pods.
 //!
 //! ```text
 //!   proxy      in a requester Pod: relays to the engine in the provider's, holds its gate and its readiness
 //!   launcher   in a provider Pod: starts and stops engines as its child processes
-//!   node       on each node: device plugin and agent (not built yet)
 //! ```
 //!
 //! The stub decides nothing: the leader sends orders with an epoch, and the stub executes or refuses them.
@@ -12,7 +11,6 @@
 #![warn(clippy::indexing_slicing)]
 
 mod accelerator_driver;
-mod accelerators;
 mod browser_guard;
 pub mod cli;
 #[cfg(test)]

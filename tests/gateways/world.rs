@@ -102,12 +102,7 @@ struct FakeLease {
 }
 
 fn configuration(random: &mut SplitMix64) -> FleetConfig {
-    let gpu = |n| Accelerator {
-        id: format!("gpu-{n}").into(),
-        capacity: Bytes::gib(24),
-        metered: false,
-        units: None,
-    };
+    let gpu = |n| Accelerator::new(format!("gpu-{n}").into(), Bytes::gib(24));
     let mut settings = FleetSettings { host_memory: Bytes::gib(16), ..FleetSettings::default() };
     settings.queue.max_wait = Millis(NEVER.0);
     settings.turns.residency = Millis(random.between(0, 2000));

@@ -178,6 +178,7 @@ impl PairingCase {
             grace: None,
             terminated: false,
             finalizer: self.node().requesters.get(id).is_some_and(|known| known.observed.finalizer),
+            actuated: self.node().requesters.get(id).is_some_and(|known| known.observed.actuated),
         };
         change(&mut observed);
         self.on(PairingEvent::RequesterObserved { node: node(), requester: id.into(), observed });

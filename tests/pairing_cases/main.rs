@@ -1,6 +1,7 @@
 //! Dual pods, case by case: each known failure of other controllers, and the race for an accelerator that is reassigned
 //! while its engine is awake.
 
+mod bound_sleepers;
 mod builds;
 mod eviction_sets;
 mod failures;
@@ -14,6 +15,7 @@ mod name_conflicts;
 mod race;
 mod scale;
 mod sleepers;
+mod slots;
 mod stories;
 mod superseded;
 mod vanished;

@@ -79,6 +79,7 @@ fn requester(node: &NodeName, number: usize, index: u32) -> PairingEvent {
         grace: None,
         terminated: false,
         finalizer: false,
+        actuated: false,
     };
     PairingEvent::RequesterObserved {
         node: node.clone(),

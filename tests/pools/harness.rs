@@ -1,6 +1,6 @@
 //! A fleet whose commands all succeed at once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rouse::{
     engine::turn_clients::TurnClients,
@@ -10,7 +10,9 @@ use rouse::{
         command::Command,
         event::{CanaryVerdict, Event, Waiter, WaiterId},
     },
-    model::{Accelerator, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelName, ModelSpec},
+    model::{
+        Accelerator, AcceleratorId, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelName, ModelSpec,
+    },
     sim::simulated_model,
     units::{Bytes, Generation, Millis, Tick},
 };
@@ -25,6 +27,10 @@ pub(crate) struct PoolHarness {
     pub(crate) served: Vec<WaiterId>,
     /// Launched engines report nothing more.
     pub(crate) stuck: bool,
+    /// Accelerators on which the ledger reserves nothing, for reasons that the decisions do not know.
+    pub(crate) occupied: BTreeSet<AcceleratorId>,
+    /// What engines are measured to keep when they fall asleep.
+    pub(crate) residues: BTreeMap<EngineId, Bytes>,
     waiters: u64,
 }
 
@@ -44,7 +50,12 @@ pub(crate) fn model(name: &str, gib: u64) -> ModelSpec {
 }
 
 pub(crate) fn gpu(gib: u64) -> Accelerator {
-    Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(gib), metered: false, units: None }
+    Accelerator::new("gpu-0".into(), Bytes::gib(gib))
+}
+
+/// Makes models evictable as soon as they have no requests.
+pub(crate) fn with_instant_turns(configuration: &mut FleetConfig) {
+    configuration.settings.turns.residency = Millis::ZERO;
 }
 
 impl PoolHarness {
@@ -59,6 +70,8 @@ impl PoolHarness {
             refused: BTreeMap::new(),
             served: Vec::new(),
             stuck: false,
+            occupied: BTreeSet::new(),
+            residues: BTreeMap::new(),
             waiters: 0,
         };
         world.configure(|_| {});
@@ -94,6 +107,14 @@ impl PoolHarness {
         };
         self.send(Event::Arrived { waiter });
         id
+    }
+
+    /// Does the same, where an engine that is launched reports nothing.
+    pub(crate) fn ask_while_stuck(&mut self, model: &str) -> WaiterId {
+        self.stuck = true;
+        let waiter = self.ask(model);
+        self.stuck = false;
+        waiter
     }
 
     /// Completes all requests of the engine.
@@ -158,6 +179,11 @@ impl PoolHarness {
             Event::Ready { engine, generation }
         };
         match command.clone() {
+            Command::Reserve { engine, generation, accelerators, .. }
+                if accelerators.iter().any(|accelerator| self.occupied.contains(accelerator)) =>
+            {
+                vec![Event::Conflict { engine, generation }]
+            }
             Command::Reserve { engine, generation, accelerators, .. } => {
                 vec![Event::Placed { engine, generation, accelerators }]
             }
@@ -169,7 +195,14 @@ impl PoolHarness {
                 vec![Event::Started { engine, generation, address }, profiled, ready]
             }
             Command::Wake { engine, generation, .. } => vec![ready(&engine, generation)],
-            Command::Sleep { engine, generation, level } => vec![Event::Slept { engine, generation, level }],
+            Command::Sleep { engine, generation, level } => {
+                let measured = self.residues.get(&engine).map(|bytes| Event::ResidueMeasured {
+                    engine: engine.clone(),
+                    generation,
+                    bytes: *bytes,
+                });
+                measured.into_iter().chain([Event::Slept { engine, generation, level }]).collect()
+            }
             Command::Stop { engine, generation, .. } => {
                 vec![Event::Gone { engine, generation, cause: rouse::fault::FailureCause::Stopped }]
             }

@@ -1,4 +1,4 @@
-//! Per-model policies, and pools whose accelerators another component selects.
+//! Per-model policies, pools whose accelerators another component selects, and pools with slots.
 //!
 //! The policies say when a model may be evicted and how its requests wait.
 
@@ -7,4 +7,6 @@
 mod harness;
 mod model_policy;
 mod observed_usage;
+mod slot_placement;
+mod slot_swaps;
 mod unit_accounting;

@@ -9,7 +9,7 @@ use rouse::{
 use crate::harness::{PoolHarness, engine, model};
 
 fn pool() -> Accelerator {
-    Accelerator { id: "pool".into(), capacity: Bytes::gib(100), metered: false, units: Some(4) }
+    Accelerator { units: Some(4), ..Accelerator::new("pool".into(), Bytes::gib(100)) }
 }
 
 fn of_pool(name: &str, gib: u64) -> rouse::model::ModelSpec {

@@ -3,12 +3,12 @@
 use rouse::{
     fault::Fault,
     fleet::{command::Command, event::Event},
-    model::{Accelerator, AcceleratorRequirement, EvictionPolicy, FleetConfig, ModelSpec},
+    model::{Accelerator, AcceleratorRequirement, EvictionPolicy, ModelSpec},
     sim::journal,
     units::{Bytes, Millis},
 };
 
-use crate::harness::{PoolHarness, engine, gpu, model};
+use crate::harness::{PoolHarness, engine, gpu, model, with_instant_turns};
 
 fn pool(gib: u64, units: u32) -> Accelerator {
     Accelerator { id: "pool-a".into(), units: Some(units), ..gpu(gib) }
@@ -20,11 +20,6 @@ fn model_in_pool(name: &str, count: u32, gib: u64) -> ModelSpec {
         accelerators: AcceleratorRequirement::InPool { pool: "pool-a".into(), count },
         ..model(name, gib)
     }
-}
-
-/// Makes models evictable as soon as they have no requests.
-fn with_instant_turns(configuration: &mut FleetConfig) {
-    configuration.settings.turns.residency = Millis::ZERO;
 }
 
 /// Bytes reserved and accelerators taken in the pool.

@@ -41,8 +41,7 @@ impl LeadershipHarness {
 
     pub(crate) fn of_models(models: Vec<ModelSpec>, policy: QueuePolicy) -> Self {
         let mut world = Self { fleet: Fleet::new(), now: START, waiters: 0 };
-        let accelerators =
-            vec![Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: false, units: None }];
+        let accelerators = vec![Accelerator::new("gpu-0".into(), Bytes::gib(24))];
         let mut settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
         settings.queue.policy = policy;
         let configuration = FleetConfig { settings, accelerators, models };

@@ -122,7 +122,7 @@ fn a_refusal_says_what_happened_and_what_helps() {
 fn what_the_kubelet_may_allocate_follows_the_usage() {
     let list = |usages: &[&str], node: &str, device_healthy: bool| {
         let instance = instance_with("cam", usages, &NODES);
-        instance.health(&node.into(), device_healthy).into_values().collect::<Vec<bool>>()
+        instance.health(&"cam".into(), &node.into(), device_healthy).into_values().collect::<Vec<bool>>()
     };
     let all = ["", "a", "b", "C:v-1:a", "C:v-1:b"];
     assert_eq!(list(&all, "a", true), [true, true, false, false, false]);
@@ -133,4 +133,14 @@ fn what_the_kubelet_may_allocate_follows_the_usage() {
     assert_eq!(list(&all, "a", false), [false; 5]);
     assert_eq!(list(&all, "c", true), [false; 5]);
     assert_eq!(list(&[], "a", true), [false; 0]);
+}
+
+#[test]
+fn no_slot_above_a_lowered_capacity_is_for_a_new_container() {
+    let mut instance = instance_with("cam", &["a", "", "a", ""], &NODES);
+    instance.capacity = 2;
+    let health = instance.health(&"cam".into(), &"a".into(), true);
+    let healthy: Vec<bool> = health.into_values().collect();
+    assert_eq!(healthy, [true, true, false, false]);
+    assert_eq!(usages(&instance), ["a", "", "a", ""], "the container that runs keeps its slot");
 }

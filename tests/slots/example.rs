@@ -7,6 +7,7 @@ use rouse::{
 
 use crate::harness::{slots, texts};
 
+const INSTANCE: &str = "my-resource-00095f";
 const SLOTS: [&str; 5] = [
     "my-resource-00095f-0",
     "my-resource-00095f-1",
@@ -19,7 +20,7 @@ const SLOTS: [&str; 5] = [
 fn my_resource() -> InstanceUsage {
     let nodes = ('a'..='j').map(|letter| NodeName::from(format!("node-{letter}"))).collect();
     let mut usage = InstanceUsage { capacity: 5, nodes, ..InstanceUsage::default() };
-    let layout = usage.layout(&InstanceName::from("my-resource-00095f"), 5);
+    let layout = usage.layout(&InstanceName::from(INSTANCE), 5);
     usage.apply_layout(&layout);
     usage
 }
@@ -30,7 +31,7 @@ fn map(usages: [&str; 5]) -> Vec<(String, String)> {
 
 /// The list for the kubelet of a node.
 fn list(usage: &InstanceUsage, node: &str) -> Vec<(SlotName, bool)> {
-    usage.health(&node.into(), true).into_iter().collect()
+    usage.health(&InstanceName::from(INSTANCE), &node.into(), true).into_iter().collect()
 }
 
 fn healthy_but(unhealthy: &[usize]) -> Vec<(SlotName, bool)> {
@@ -88,7 +89,8 @@ fn of_ten_nodes_five_get_a_slot_and_the_next_one_does_when_a_slot_is_freed() {
     let mut usage = my_resource();
     let nodes: Vec<NodeName> = usage.nodes.iter().cloned().collect();
     let start = |usage: &mut InstanceUsage, node: &NodeName| {
-        let mut healthy = usage.health(node, true).into_iter().filter(|(_, is_healthy)| *is_healthy);
+        let list = usage.health(&InstanceName::from(INSTANCE), node, true);
+        let mut healthy = list.into_iter().filter(|(_, is_healthy)| *is_healthy);
         let free = healthy.find(|(slot, _)| usage.slots[slot].is_free());
         let Some((slot, _)) = free else { return false };
         let claim = usage.claim(&[slot], node, &ClaimKind::Instance).unwrap();

@@ -8,6 +8,7 @@
 //! | allocate: already ours, also after the container ended | `claims::a_slot_that_the_node_has_is_granted_without_a_write` |
 //! | usage: same node, other node, free, for both kinds | `claims::a_claim_succeeds_by_the_usage_of_the_slot` |
 //! | list: a map that changes | `claims::what_the_kubelet_may_allocate_follows_the_usage` |
+//! | list: a capacity that was lowered | `claims::no_slot_above_a_lowered_capacity_is_for_a_new_container` |
 //! | suffix of environment variables | `names::the_suffix_of_properties_is_the_digest` |
 //! | usages: round trip | `names::a_usage_survives_being_written` |
 //! | slot ids: parsed | `names::a_slot_has_the_number_of_its_name` |

@@ -127,7 +127,7 @@ fn a_node_that_is_gone_when_the_leader_starts_is_lost_after_half_a_minute() {
 fn a_node_that_the_watch_reports_late_is_not_lost() {
     let mut leader = two_cameras();
     leader.set_instance("cam-3", instance_with("cam-3", &["new", "", ""], &["new"]));
-    // The index says that it knows no such node.
+    // The index knows no such node.
     leader.set_node("new", None);
     assert_eq!(leader.pass(Millis::secs(29)), []);
     leader.set_node("new", Some(true));

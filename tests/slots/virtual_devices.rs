@@ -197,3 +197,17 @@ fn an_id_leaves_a_device_that_is_faulty_and_frees_its_slot_there() {
     assert_eq!(usages(&all["x"]), [""]);
     assert_eq!(usages(&all["z"]), ["C:cams-0:a"]);
 }
+
+#[test]
+fn a_slot_above_a_lowered_capacity_is_neither_offered_nor_chosen() {
+    let mut instances = instances(&[("x", &["", "b", "C:cams-0:a", ""]), ("y", &["b", "", ""])]);
+    instances.get_mut("x").unwrap().capacity = 2;
+    instances.get_mut("y").unwrap().capacity = 1;
+    let offered = |instances: &Instances| offered_by_a(instances, &all_healthy(instances));
+    // The container that has the slot keeps it, and no other device gets its id.
+    assert_eq!(offered(&instances), ["cams-1"]);
+    assert_eq!(slots_of(&choose_on_a(&["cams-1"], &instances).unwrap()), ["x-0"]);
+    instances.get_mut("y").unwrap().capacity = 3;
+    assert_eq!(offered(&instances), ["cams-1", "cams-2"]);
+    assert_eq!(slots_of(&choose_on_a(&["cams-1"], &instances).unwrap()), ["y-1"], "the most free slots");
+}

@@ -133,8 +133,8 @@ impl SharingWorld {
         let mut objects = Instances::new();
         for device in 0..devices {
             let name = instance_name(&configuration, &format!("http://10.0.0.{device}/"), None);
-            let mut usage =
-                InstanceUsage { nodes: names.iter().cloned().collect(), ..InstanceUsage::default() };
+            let nodes = names.iter().cloned().collect();
+            let mut usage = InstanceUsage { capacity, nodes, ..InstanceUsage::default() };
             let layout = usage.layout(&name, capacity);
             usage.apply_layout(&layout);
             objects.insert(name, usage);
@@ -195,7 +195,7 @@ impl SharingWorld {
         let Some((name, usage)) = at.seen.iter().nth(instance % at.seen.len()) else { return };
         let allocated = at.allocated();
         let mut usable: Vec<(u32, SlotName)> = Vec::new();
-        for (slot, is_healthy) in usage.health(&at.name, true) {
+        for (slot, is_healthy) in usage.health(name, &at.name, true) {
             if is_healthy && !allocated.contains(slot.as_str()) {
                 usable.push((slot_number(name, &slot).unwrap(), slot));
             }
@@ -325,6 +325,7 @@ impl SharingWorld {
                 .collect();
             let layout = usage.layout(name, self.capacity);
             usage.apply_layout(&layout);
+            usage.capacity = self.capacity;
             assert!(
                 used.iter().all(|slot| usage.slots.contains_key(slot)),
                 "a used slot was dropped: {usage:?}"

@@ -24,12 +24,8 @@ fn model(name: &str, memory: Bytes) -> ModelSpec {
 }
 
 fn configuration(gpus: u64, models: u64, settings: FleetSettings) -> FleetConfig {
-    let gpu = |n| Accelerator {
-        id: format!("gpu-{n}").into(),
-        capacity: Bytes::gib(24),
-        metered: true,
-        units: None,
-    };
+    let gpu =
+        |n| Accelerator { metered: true, ..Accelerator::new(format!("gpu-{n}").into(), Bytes::gib(24)) };
     // On one accelerator each model fills it; two accelerators hold two models each.
     let memory = Bytes::gib(if gpus == 1 { 20 } else { 11 });
     FleetConfig {

@@ -144,6 +144,7 @@ fn only_what_cannot_change_by_itself_is_final_and_what_waits_is_no_failure() {
         WarmupCause::Taint("a".to_owned()),
         WarmupCause::NodeFull,
         WarmupCause::DiskPressure,
+        WarmupCause::EnginePulling,
         WarmupCause::Refused(String::new()),
     ] {
         assert!(!cause.is_final() && !cause.is_failure(), "{cause}");

@@ -463,8 +463,35 @@ fn an_engine_that_waits_for_its_image_goes_first() {
     cluster.send(WarmupEvent::EnginesPulling { node: "n1".into(), pods: 1 });
     assert_eq!(created(&cluster.settle()), ["n2"]);
     assert!(created(&cluster.pass(100)).is_empty());
+    assert_eq!(cluster.cause("n1"), Some(WarmupCause::EnginePulling));
+    assert_eq!(cluster.cause("n2"), None);
+    assert_eq!(cluster.report().reason, WarmupReason::Warming);
+    cluster.pulled("n2");
+    cluster.settle();
+    assert_eq!(cluster.report().reason, WarmupReason::WaitingForNodes);
+    assert_eq!(
+        cluster.report().message,
+        "1 of 2 nodes warm, 1 waiting; n1: an engine on the node pulls its image: the Warmup goes on after it"
+    );
     cluster.send(WarmupEvent::EnginesPulling { node: "n1".into(), pods: 0 });
     assert_eq!(created(&cluster.settle()), ["n1"]);
+    assert_eq!(cluster.cause("n1"), None);
+}
+
+#[test]
+fn a_back_off_and_a_node_that_takes_no_pods_are_named_before_an_engine_that_pulls() {
+    let mut cluster = WarmupHarness::new(&["n1", "n2"], WarmupLimits::default());
+    cluster.settle();
+    cluster.pull_fails("n1", WarmupCause::Network);
+    cluster.edit_node("n2", |facts| facts.cordoned = true);
+    for node in ["n1", "n2"] {
+        cluster.send(WarmupEvent::EnginesPulling { node: node.into(), pods: 1 });
+    }
+    cluster.settle();
+    assert_eq!(cluster.cause("n1"), Some(WarmupCause::Network));
+    assert_eq!(cluster.cause("n2"), Some(WarmupCause::Cordoned));
+    assert!(created(&cluster.pass(13)).is_empty());
+    assert_eq!(cluster.cause("n1"), Some(WarmupCause::EnginePulling));
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | node deleted in the middle | `a_node_that_is_deleted_fails_at_once_if_it_was_named_or_had_begun` |
 //! | deleted node comes back | `keep_warm::a_node_that_is_deleted_and_comes_back_under_its_name_is_warmed_again` |
+//! | node created again under its name | `recreated` |
 //! | node cordoned, not ready, tainted | `a_node_that_takes_no_pods_is_named_with_its_cause_and_takes_no_room` |
 //! | host name label differs from the node's name | the controller: Pods are bound by the node's name |
 //! | node by name or by the scheduler | the controller: affinity, so quota and resources apply |
@@ -37,6 +38,7 @@ mod keep_warm;
 mod labels;
 mod properties;
 mod records;
+mod recreated;
 mod restarts;
 mod state_machine;
 mod vectors;

@@ -26,15 +26,23 @@ fn plan(warmups: &mut Warmups, now: Tick) -> WarmupPlan {
 
 fn scenarios() -> impl Strategy<Value = WarmupScenario> {
     let shape = (any::<u64>(), 1..12_u32, 1..4_u32, any::<bool>());
-    (shape, prop::option::of(1..4_u32), prop::option::of(0..200_u64)).prop_map(
-        |((seed, nodes, images, has_action), parallelism, kill_leader_after)| WarmupScenario {
-            seed,
-            nodes,
-            images,
-            has_action,
-            limits: WarmupLimits { parallelism, max_failed_nodes: u32::MAX, ..WarmupLimits::default() },
-            faults: WarmupFaults::frequent(),
-            kill_leader_after,
+    let targets = (any::<bool>(), any::<bool>());
+    let disturbances = (prop::sample::select(vec![0.0, 0.05, 0.2]), 0..3_u32, prop::option::of(0..200_u64));
+    (shape, targets, disturbances, prop::option::of(1..4_u32)).prop_map(
+        |(shape, (has_overlap, has_names), (refused_pod, edits, kill_leader_after), parallelism)| {
+            let (seed, nodes, images, has_action) = shape;
+            WarmupScenario {
+                seed,
+                nodes,
+                images,
+                has_action,
+                limits: WarmupLimits { parallelism, max_failed_nodes: u32::MAX, ..WarmupLimits::default() },
+                faults: WarmupFaults { refused_pod, ..WarmupFaults::frequent() },
+                has_overlap,
+                has_names,
+                edits,
+                kill_leader_after,
+            }
         },
     )
 }
@@ -47,13 +55,39 @@ fn a_pod_whose_pull_succeeds_after_a_failure_is_not_deleted() {
         seed: 9_702_000_310_583_808_045,
         nodes: 3,
         images: 2,
-        has_action: false,
         limits,
         faults: WarmupFaults::frequent(),
-        kill_leader_after: None,
+        ..WarmupScenario::default()
     };
     let tally = WarmupWorld::new(scenario).run(DAY, &mut plan).unwrap();
     assert_eq!((tally.succeeded, tally.failed), (3, 0));
+}
+
+#[test]
+fn pods_are_refused_nodes_are_deleted_and_the_warmup_is_edited_all_in_one_run() {
+    let mut sums = [0; 4];
+    for seed in 0..20 {
+        let limits =
+            WarmupLimits { parallelism: Some(2), max_failed_nodes: u32::MAX, ..WarmupLimits::default() };
+        let faults = WarmupFaults { refused_pod: 0.05, deleted_node: 0.05, ..WarmupFaults::frequent() };
+        let scenario = WarmupScenario {
+            seed,
+            nodes: 6,
+            images: 2,
+            limits,
+            faults,
+            has_overlap: true,
+            has_names: seed % 2 == 0,
+            edits: 2,
+            ..WarmupScenario::default()
+        };
+        let tally = WarmupWorld::new(scenario).run(DAY, &mut plan).unwrap();
+        let counts = [tally.refused_pods, tally.deleted_nodes, tally.edits, tally.overlap_succeeded];
+        sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+    }
+    let [refused_pods, deleted_nodes, edits, overlap_succeeded] = sums;
+    assert_eq!(edits, 40);
+    assert!(refused_pods > 0 && deleted_nodes > 0 && overlap_succeeded > 0, "{sums:?}");
 }
 
 proptest! {
@@ -62,7 +96,7 @@ proptest! {
     /// The world itself checks that no more nodes are active than may be, and that no success is thrown away.
     #[test]
     fn every_node_is_warmed_in_the_end_whatever_fails(scenario in scenarios()) {
-        let nodes = scenario.nodes;
+        let (nodes, has_overlap) = (scenario.nodes, scenario.has_overlap);
         let mut world = WarmupWorld::new(scenario);
         let tally = world.run(DAY, &mut plan);
         let tally = tally.map_err(|broken| TestCaseError::fail(broken.join("\n")))?;
@@ -72,7 +106,24 @@ proptest! {
             prop_assert_eq!(world.nodes_with(image), usize::try_from(nodes).unwrap());
         }
         prop_assert_eq!(world.labelled_nodes(), usize::try_from(nodes).unwrap());
+        prop_assert_eq!(world.labelled_without_images(), 0);
         prop_assert_eq!(world.pod_count(), 0);
+        prop_assert_eq!(tally.overlap_succeeded, if has_overlap { nodes - nodes / 2 } else { 0 });
+        // The second Warmup finds what the first one has pulled, and the other way round.
+        prop_assert_eq!(tally.max_pulls_per_image, 1);
+    }
+
+    /// A node that was deleted is warmed again if another comes in time. No label is that of a deleted node.
+    #[test]
+    fn every_node_ends_and_no_label_is_wrong_while_nodes_come_and_go(scenario in scenarios()) {
+        let faults = WarmupFaults { deleted_node: 0.05, ..scenario.faults };
+        let mut world = WarmupWorld::new(WarmupScenario { edits: 0, faults, ..scenario });
+        let tally = world.run(DAY, &mut plan);
+        let tally = tally.map_err(|broken| TestCaseError::fail(broken.join("\n")))?;
+        prop_assert_eq!(tally.ended.map(|(phase, _)| phase), Some(WarmupPhase::Completed), "{:?}", tally);
+        prop_assert_eq!(tally.succeeded + tally.failed, tally.desired, "{:?}", tally);
+        prop_assert!(tally.failed <= tally.deleted_nodes, "{:?}", tally);
+        prop_assert_eq!(world.labelled_without_images(), 0);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use rouse::{
     warmup::{WarmupCause, WarmupCommand, WarmupLimits, WarmupPhase, WarmupReason, WarmupTargets},
 };
 
-use crate::harness::{START, WarmupHarness, action, created, image, items, present};
+use crate::harness::{START, WarmupHarness, action, created, image, items, present, targets};
 
 fn deletions(commands: &[WarmupCommand]) -> usize {
     commands.iter().filter(|command| matches!(command, WarmupCommand::DeletePod { .. })).count()
@@ -119,6 +119,22 @@ fn a_pause_or_its_end_under_the_next_leader_does_not_begin_anew() {
     assert_eq!(cluster.report().progress.phase, WarmupPhase::InProgress);
     cluster.pass(1);
     assert_eq!(cluster.report().reason, WarmupReason::TimeoutExceeded);
+}
+
+#[test]
+fn a_node_that_left_before_the_end_is_not_open_for_a_new_leader_of_a_completed_warmup() {
+    let mut cluster = WarmupHarness::new(&["n1", "n2"], WarmupLimits::default());
+    cluster.settle();
+    cluster.pull_fails("n1", WarmupCause::Network);
+    cluster.settle();
+    cluster.set_targets(targets(&["n2"]));
+    cluster.pulled("n2");
+    cluster.settle();
+    assert_eq!(cluster.report().reason, WarmupReason::AllNodesWarm);
+    cluster.targets = targets(&["n1", "n2"]);
+    cluster.restart();
+    assert!(cluster.pass(1000).is_empty());
+    assert_eq!(cluster.counts(), [1, 1, 0, 0]);
 }
 
 #[test]

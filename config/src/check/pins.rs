@@ -55,7 +55,7 @@ fn all_fit(core: &FleetConfig, models: &[&ModelSpec]) -> bool {
                 PinnedShare { model, need, required_index: only }
             })),
             // The file has no syntax for this.
-            AcceleratorRequirement::InPool { .. } => {}
+            AcceleratorRequirement::InPool { .. } | AcceleratorRequirement::Slots { .. } => {}
         }
     }
     let mut tries = MAX_PLACEMENT_STEPS;

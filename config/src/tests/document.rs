@@ -47,6 +47,7 @@ fn the_document_has_every_key_and_no_other() {
         ("kubernetes.saturation.", "platform: kubernetes\nkubernetes: {saturation: {zzzzzzzzzzzz: 1}}"),
         ("kubernetes.warmup.", "platform: kubernetes\nkubernetes: {warmup: {zzzzzzzzzzzz: 1}}"),
         ("kubernetes.dualPods.", "platform: kubernetes\nkubernetes: {dualPods: {zzzzzzzzzzzz: 1}}"),
+        ("kubernetes.slots.", "platform: kubernetes\nkubernetes: {slots: {zzzzzzzzzzzz: 1}}"),
         ("models[].", "models: [{zzzzzzzzzzzz: 1}]"),
         ("models[].engine.", "models: [{engine: {zzzzzzzzzzzz: 1}}]"),
         ("models[].memory.", "models: [{memory: {zzzzzzzzzzzz: 1}}]"),

@@ -5,8 +5,8 @@
 use rouse::{pairing::ids::ProviderMode, units::Millis};
 
 use super::{
-    ImageVolumes, LoadSource, MachineDefaults, PlatformKind, SaturationConfig, WarmupConfig, diff, errors,
-    machine, parse_with, read,
+    ImageVolumes, LoadSource, MachineDefaults, PlatformKind, SaturationConfig, SlotsConfig, WarmupConfig,
+    diff, errors, machine, parse_with, read,
 };
 
 /// The gateway needs part of the grace period after its streams end. Kubernetes kills 30 seconds after SIGTERM.
@@ -111,6 +111,16 @@ fn warmups_are_carried_out_with_image_volumes_unless_asked_otherwise() {
     assert!(errors(&text(", warmup: {retryDelay: 0s}")).contains("must be longer than 0"));
     let unknown = errors(&text(", warmup: {imageVolumes: always}"));
     assert!(unknown.contains("kubernetes.warmup.imageVolumes") && unknown.contains("never"), "{unknown}");
+}
+
+#[test]
+fn slots_are_kept_only_if_the_file_has_the_section() {
+    let text = |more: &str| format!("platform: kubernetes\nkubernetes: {{stubImage: s{more}}}\n");
+    let read = |more: &str| read(&text(more)).unwrap().kubernetes.unwrap().slots;
+    assert_eq!(read(""), None);
+    assert_eq!(read(", slots: {}"), Some(SlotsConfig { node_timeout: Millis::secs(300) }));
+    assert_eq!(read(", slots: {nodeTimeout: 3s}"), Some(SlotsConfig { node_timeout: Millis::secs(3) }));
+    assert!(errors(&text(", slots: {nodeTimeout: 0s}")).contains("must be longer than 0"));
 }
 
 #[test]

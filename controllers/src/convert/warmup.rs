@@ -5,7 +5,6 @@
 
 mod action;
 mod merge;
-mod names;
 mod problems;
 #[cfg(test)]
 mod tests;
@@ -24,6 +23,7 @@ use rouse::{
 };
 
 use self::problems::Problems;
+use super::names;
 use crate::{
     condition,
     crd::{

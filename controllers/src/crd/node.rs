@@ -85,6 +85,10 @@ pub struct AcceleratorNodeStatus {
 pub struct NodeAccelerator {
     /// UUID of the accelerator, as the driver reports it.
     pub uuid: String,
+    /// Index of the accelerator, as the driver reports it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minimum" = 0))]
+    pub index: Option<u32>,
     /// Memory that may be reserved on the accelerator: the total, less what the driver keeps and the headroom.
     pub capacity: Quantity,
     /// Whether no fault was reported. A faulty accelerator gets no new reservations.
@@ -92,6 +96,10 @@ pub struct NodeAccelerator {
     /// When an engine on the accelerator last fell asleep. The meter may lag for some time after that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_sleep: Option<Time>,
+    /// When the node's agent last saw the accelerator, if an agent lists it. May be older while the accelerator is in
+    /// sight.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_seen: Option<Time>,
 }
 
 /// One reservation on the node.

@@ -17,6 +17,9 @@ use super::{
     scalar::{self, Quantity, Span},
 };
 
+/// Extended resource of NVIDIA's device plugin, which a pool has by default.
+pub const NVIDIA_GPU: &str = "nvidia.com/gpu";
+
 /// The accelerators of the nodes that one selector matches.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[kube(
@@ -184,5 +187,5 @@ fn type_label() -> String {
 }
 
 fn gpu() -> String {
-    "nvidia.com/gpu".to_owned()
+    NVIDIA_GPU.to_owned()
 }

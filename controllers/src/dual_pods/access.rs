@@ -17,6 +17,8 @@ pub struct AcceleratorAccess {
     taint: Option<String>,
     gpu: GpuAccess,
     runtime_class: Option<String>,
+    /// Extended resource that Pods with accelerators of their own request.
+    resource: String,
 }
 
 impl AcceleratorAccess {
@@ -26,7 +28,14 @@ impl AcceleratorAccess {
             taint: terms.taint.clone(),
             gpu: terms.gpu_access,
             runtime_class: terms.runtime_class_name.clone(),
+            resource: terms.resource.clone(),
         }
+    }
+
+    /// Returns the extended resource that Pods with accelerators of their own request in the pool.
+    #[must_use]
+    pub fn resource(&self) -> &str {
+        &self.resource
     }
 
     /// Adds the pool's tolerations and access settings to the Pod and its engine container.
@@ -76,7 +85,8 @@ mod tests {
 
     fn granted(gpu: GpuAccess, class: Option<&str>, spec: Value) -> Value {
         let runtime_class = class.map(str::to_owned);
-        let access = AcceleratorAccess { taint: Some("inference".to_owned()), gpu, runtime_class };
+        let resource = "nvidia.com/gpu".to_owned();
+        let access = AcceleratorAccess { taint: Some("inference".to_owned()), gpu, runtime_class, resource };
         let mut spec: PodSpec = serde_json::from_value(spec).unwrap();
         access.grant(&mut spec);
         let once = spec.clone();

@@ -21,7 +21,10 @@ use super::{
     memory_baseline::AcceleratorUsedMib,
 };
 use crate::{
-    crd::fma::{InferenceServerConfig, LauncherConfig},
+    crd::{
+        fma::{InferenceServerConfig, LauncherConfig},
+        pool::NVIDIA_GPU,
+    },
     dual_pods::access::AcceleratorAccess,
     metrics::{CallLatencyObserver, DualPodMetrics},
     workload::EPOCH,
@@ -139,9 +142,22 @@ impl CommandContext {
         self.record.as_ref().ok_or_else(|| ExecutionError::unknown("the engine"))
     }
 
-    /// Returns the engine's sleep level, as its Pod records it.
+    /// Returns the engine's sleep level, as the Pods record it.
+    ///
+    /// Of an engine that sleeps while it is bound, the requester's Pod has the level, which the gateway records there.
     pub(super) fn recorded_sleep_level(&self, engine: &PairingEngineId) -> Option<SleepLevel> {
-        self.provider.as_ref()?.engine(engine)?.sleep_level
+        let of_requester = self.requester.as_ref().and_then(|requester| requester.asleep);
+        of_requester.or_else(|| self.provider.as_ref()?.engine(engine)?.sleep_level)
+    }
+
+    /// Whether the gateway decides about the engine, whose requester stays while the engine sleeps.
+    pub(super) fn stays_for_gateway(&self) -> bool {
+        self.requester.as_ref().is_some_and(RequesterPod::stays_for_gateway)
+    }
+
+    /// Returns the extended resource that Pods request on the node.
+    pub(super) fn resource(&self) -> &str {
+        self.access.as_ref().map_or(NVIDIA_GPU, AcceleratorAccess::resource)
     }
 
     /// Returns the engine's residue, given the MiB in use: the largest over its accelerators.

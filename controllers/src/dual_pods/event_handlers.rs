@@ -3,10 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::Pod;
-use rouse::pairing::{event::PairingEvent, ids::RequesterId};
+use rouse::{
+    pairing::{event::PairingEvent, ids::RequesterId},
+    units::Tick,
+};
 
 use super::{
     FinishedTask, POLICY_STATUS_RETRY_DELAY, PairingController, PairingTasks,
+    engine_orders::EngineOrder,
     execute::ExecutionResult,
     index,
     launcher_watches::{self, LauncherEvent},
@@ -41,6 +45,20 @@ impl PairingController {
         }
         let interval = self.meter.as_ref().map(|meter| meter.interval());
         interval.into_iter().for_each(|interval| self.schedule_meter_read(interval, tasks));
+    }
+
+    /// Takes an order of the fleet. A controller that has not seen everything yet reads all orders once it has.
+    ///
+    /// The pairing logic forgets a want with its requester, so it gets none for a requester that was not seen yet, or
+    /// that is gone. The order waits until the requester is seen.
+    pub(super) fn handle_order(&mut self, order: EngineOrder) {
+        if self.epoch.is_none() || self.index.requester(&order.requester).is_none() {
+            return;
+        }
+        let node = order.node.clone();
+        self.apply_events(vec![order_event(order)]);
+        // A repeated order changes nothing, and its giver may have missed the last report.
+        self.publish_reports(&[node]);
     }
 
     pub(super) fn handle_pods(&mut self, change: Delta<Pod>) {
@@ -182,7 +200,8 @@ impl PairingController {
                         self.actuation_timer.stub_running(requester_pod, now);
                     }
                 }
-                PairingEvent::RequesterGone { requester, .. } => {
+                PairingEvent::RequesterGone { node, requester } => {
+                    self.orders.forget(node, requester);
                     self.requester_status.gone(requester);
                     self.actuation_timer.gone(requester);
                 }
@@ -200,7 +219,19 @@ impl PairingController {
             }
             if self.epoch.is_some() {
                 self.core.on(&event, now);
+                self.repeat_order(&event, now);
             }
+        }
+    }
+
+    /// Passes on an order that came before its requester was seen. One that was passed on before changes nothing.
+    fn repeat_order(&mut self, event: &PairingEvent, now: Tick) {
+        if let PairingEvent::RequesterObserved { node, requester, observed } = event
+            && observed.actuated
+            && let Some(wanted) = self.orders.wanted(node, requester)
+        {
+            let (node, requester) = (node.clone(), requester.clone());
+            self.core.on(&PairingEvent::Want { node, requester, wanted }, now);
         }
     }
 
@@ -225,5 +256,14 @@ impl PairingController {
         let requesters = self.index.affected(&changes).filter_map(index::IndexedPod::as_requester);
         requesters.for_each(|requester| self.requester_status.mark_due(requester.id.clone()));
         self.apply_events(events);
+    }
+}
+
+/// Returns an order of the fleet as the pairing logic takes it.
+pub(super) fn order_event(order: EngineOrder) -> PairingEvent {
+    let EngineOrder { node, requester, wanted } = order;
+    match wanted {
+        Some(wanted) => PairingEvent::Want { node, requester, wanted },
+        None => PairingEvent::WantWithdrawn { node, requester },
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! A pool defines which nodes belong to Rouse, what asleep engines may keep of an accelerator, and how much memory
 //! there is. The kubelet identifies accelerators by UUID; people and CUDA use their index on the node. The ConfigMap
-//! `gpu-map` maps between the two. Without that ConfigMap, UUIDs suffice. With it, an accelerator that it lacks waits
-//! until it is listed there.
+//! `gpu-map` maps between the two. Without that ConfigMap, the node's AcceleratorNode has the indices that the driver
+//! reports, and where it has none, UUIDs suffice. With the ConfigMap, an accelerator that it lacks waits until it is
+//! listed there.
 
 mod last_sent;
 mod meter_samples;
@@ -27,7 +28,7 @@ use rouse::{
 use rouse_config::LORA_AT_LEVEL_2;
 
 pub(super) use self::last_sent::FactChanges;
-pub use self::observed_node::NODE_READY_CONDITION;
+pub use self::observed_node::{NODE_READY_CONDITION, takes_pods};
 use self::{
     last_sent::{DirtyFacts, LastSentFacts},
     observed_node::{ObservedNode, parse_gpu_map},
@@ -279,7 +280,10 @@ impl ClusterFacts {
 
     /// Returns the accelerators' indices on the node, if known; `None` if UUIDs must do.
     pub(super) fn numbers(&self, node: &NodeName, accelerators: &[AcceleratorId]) -> Option<Vec<u32>> {
-        let map = self.gpu_map.as_ref()?.get(node)?;
+        let map = match &self.gpu_map {
+            Some(map) => map.get(node)?,
+            None => &self.node_pool(node)?.0.indices,
+        };
         accelerators.iter().map(|a| map.get(a).copied()).collect()
     }
 

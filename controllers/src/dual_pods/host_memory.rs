@@ -24,7 +24,7 @@ pub(super) fn shortage_note(job: &CommandContext) -> Option<String> {
     let record = job.record.as_ref()?;
     let lacks_level_1 = match step {
         EngineStep::Sleep { level: SleepLevel::Two, .. } => record.level != SleepLevelPolicy::Two,
-        EngineStep::Stop { reason: EngineStopReason::Unneeded } => {
+        EngineStep::Stop { reason: EngineStopReason::Unneeded | EngineStopReason::CannotSleep } => {
             record.level == SleepLevelPolicy::OneOrStop && engine.mode != ProviderMode::Plain
         }
         _ => false,

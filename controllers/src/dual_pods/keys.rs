@@ -17,6 +17,12 @@ pub const SERVED_NAME: &str = "rouse.dev/served-name";
 pub const MODE: &str = "rouse.dev/provider-mode";
 /// On a model's requesters: uid of the InferenceModel whose token their stubs require.
 pub const TOKEN_OF: &str = "rouse.dev/stub-token-of";
+/// On requesters: who decides when their engines sleep and wake; [`GATEWAY_ACTUATION`] for the gateway.
+///
+/// The requester of such an engine stays while the engine sleeps. Without the annotation, an engine sleeps only once
+/// its requester is gone.
+pub const ACTUATION: &str = "rouse.dev/actuation";
+pub const GATEWAY_ACTUATION: &str = "gateway";
 pub const ADMIN_PORT: &str = "dual-pods.llm-d.ai/admin-port";
 /// `{"Errors": null}` or `{"Errors": ["…"]}`.
 pub const STATUS: &str = "dual-pods.llm-d.ai/status";
@@ -87,6 +93,12 @@ pub fn is_requester(pod: &Pod) -> bool {
     let role = format!("{PREFIX}role");
     [SERVER_PATCH, SERVER_CONFIG].iter().any(|key| read(pod, key).is_some())
         || read(pod, &role) == Some("requester")
+}
+
+/// Whether the gateway decides when the engine of this requester sleeps and wakes.
+#[must_use]
+pub fn is_actuated_by_gateway(pod: &Pod) -> bool {
+    pod.annotations().get(ACTUATION).is_some_and(|by| by == GATEWAY_ACTUATION)
 }
 
 /// Returns the last status that was written for the Pod's user.

@@ -152,6 +152,10 @@ pub(super) fn completion_events(context: &CommandContext) -> Vec<EventRequest> {
             requester(delete_news(*reason)).into_iter().collect()
         }
         PairingAction::Engine { engine, step: EngineStep::Sleep { level, .. }, .. } => {
+            if context.stays_for_gateway() {
+                // The gateway itself reports what it orders.
+                return Vec::new();
+            }
             let note = with_shortage(context, format!("{engine} sleeps at level {}", level.number()));
             provider(EventReason::Slept.with_note(note)).into_iter().collect()
         }
@@ -193,6 +197,7 @@ pub(super) const fn is_failure(reason: EngineStopReason) -> bool {
         | EngineStopReason::Displaced
         | EngineStopReason::Obsolete
         | EngineStopReason::LoraAdapters
+        | EngineStopReason::CannotSleep
         | EngineStopReason::Overdue
         | EngineStopReason::Leaving => false,
     }

@@ -29,19 +29,6 @@ use crate::strategic_merge;
 
 pub use name::name;
 
-/// Settings that all providers share.
-#[derive(Clone, Debug)]
-pub struct ProviderSettings {
-    /// Extended resource that a provider requests zero of, so that it can use all accelerators.
-    pub resource: String,
-}
-
-impl Default for ProviderSettings {
-    fn default() -> Self {
-        Self { resource: "nvidia.com/gpu".to_owned() }
-    }
-}
-
 /// Node and accelerators that a provider runs on.
 #[derive(Clone, Copy, Debug)]
 pub struct ProviderPlacement<'a> {
@@ -156,6 +143,8 @@ fn nominal(patched: &Pod, placement: &ProviderPlacement<'_>) -> Result<String, E
 
 /// Builds the provider of this engine.
 ///
+/// `resource`: the extended resource by which other Pods get accelerators on the node. A provider requests none of it.
+///
 /// # Errors
 /// See [`Error`].
 pub fn build(
@@ -163,7 +152,7 @@ pub fn build(
     placement: &ProviderPlacement<'_>,
     record: &EngineRecord,
     owner: Option<&RequesterOwner>,
-    settings: &ProviderSettings,
+    resource: &str,
 ) -> Result<BuiltProvider, Error> {
     let mut pod = patched_pod(requester, placement.node)?;
     let nominal = nominal(&pod, placement)?;
@@ -180,7 +169,7 @@ pub fn build(
     pod.metadata.name = Some(name.clone());
     pod.metadata.finalizers = Some(vec![keys::PROVIDER_FINALIZER.to_owned()]);
     let spec = pod.spec.as_mut().ok_or(Error::NoContainer)?;
-    let port = forced::force(spec, placement, settings).ok_or(Error::NoContainer)?;
+    let port = forced::force(spec, placement, resource).ok_or(Error::NoContainer)?;
     record::write(&mut pod, placement.node, &requester_name, record, port);
     pod.metadata.annotations.get_or_insert_default().insert(keys::NOMINAL.to_owned(), nominal);
     Ok(BuiltProvider { pod, name })

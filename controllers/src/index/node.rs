@@ -4,6 +4,8 @@
 //! Otherwise the capacity comes from the labels of NVIDIA's feature discovery and from what the device plugin offers. A
 //! partial list is Rouse's own and derives from those labels, so it is ignored here: an accelerator missing from it may
 //! still exist.
+//!
+//! In a pool with slots only the full list counts, because the decisions pick accelerators by UUID.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +13,7 @@ use k8s_openapi::api::core::v1::Node;
 use rouse::{model::AcceleratorId, units::Bytes};
 
 use super::resolved::AcceleratorCapacities;
-use crate::{crd::AcceleratorNode, label};
+use crate::{crd::AcceleratorNode, dual_pods::takes_pods, label};
 
 /// Label: memory of each accelerator, in MiB.
 const MEMORY: &str = "nvidia.com/gpu.memory";
@@ -24,6 +26,8 @@ pub(super) struct IndexedNode {
     pub(super) uid: Option<String>,
     /// Without those of warm nodes: a Warmup of thousands of nodes must not resolve all objects thousands of times.
     pub(super) labels: BTreeMap<String, String>,
+    /// The node takes new Pods.
+    pub(super) takes_pods: bool,
     /// Allocatable extended resources; `Err` holds a text that is not a number.
     extended_resources: BTreeMap<String, Result<u32, String>>,
 }
@@ -33,6 +37,8 @@ pub(super) struct IndexedNode {
 pub(super) struct ListedAccelerators {
     /// Capacity of each accelerator; zero for an unhealthy one.
     capacities: BTreeMap<AcceleratorId, Bytes>,
+    /// Index of each accelerator that has one.
+    indices: BTreeMap<AcceleratorId, u32>,
     healthy: u32,
     /// What was left out, and why.
     warning: Option<String>,
@@ -45,18 +51,20 @@ pub(super) struct NodeCapacity {
     /// Number of healthy accelerators.
     pub(super) accelerators: u32,
     pub(super) capacities: AcceleratorCapacities,
+    pub(super) indices: BTreeMap<AcceleratorId, u32>,
     pub(super) units: Option<u32>,
     pub(super) warning: Option<String>,
 }
 
 impl IndexedNode {
     pub(super) fn of(node: Node) -> Self {
+        let takes_pods = takes_pods(&node);
         let allocatable = node.status.and_then(|status| status.allocatable).unwrap_or_default();
         let extended = allocatable.into_iter().filter(|(name, _)| name.contains('/'));
         let offers = extended.map(|(name, quantity)| (name, whole(&quantity.0).ok_or(quantity.0))).collect();
         let mut labels = node.metadata.labels.unwrap_or_default();
         labels.retain(|key, _| !key.starts_with(label::WARM_PREFIX));
-        Self { uid: node.metadata.uid, labels, extended_resources: offers }
+        Self { uid: node.metadata.uid, labels, takes_pods, extended_resources: offers }
     }
 }
 
@@ -84,10 +92,25 @@ impl ListedAccelerators {
                     Bytes::ZERO
                 }
             };
+            if let Some(index) = accelerator.index {
+                seen.indices.insert(id.clone(), index);
+            }
             seen.capacities.insert(id, capacity);
         }
         seen.warning = (!doubts.is_empty()).then(|| doubts.join("; "));
         (!listed.is_empty()).then_some(seen)
+    }
+
+    /// The node's capacity by this list alone.
+    fn capacity(&self, units: Option<u32>, warning: Option<String>) -> NodeCapacity {
+        NodeCapacity {
+            bytes: Some(self.capacities.values().copied().sum()),
+            accelerators: self.healthy,
+            capacities: AcceleratorCapacities { unlisted_each: None, by_uuid: self.capacities.clone() },
+            indices: self.indices.clone(),
+            units,
+            warning: join(warning, self.warning.clone()),
+        }
     }
 }
 
@@ -103,13 +126,7 @@ pub(super) fn node_capacity(
         Some(Err(text)) => (None, Some(format!("allocatable {resource} is '{text}', which is not a number"))),
     };
     match accelerators {
-        Some(Ok(found)) => NodeCapacity {
-            bytes: Some(found.capacities.values().copied().sum()),
-            accelerators: found.healthy,
-            capacities: AcceleratorCapacities { unlisted_each: None, by_uuid: found.capacities.clone() },
-            units,
-            warning: join(odd, found.warning.clone()),
-        },
+        Some(Ok(found)) => found.capacity(units, odd),
         // The node's AcceleratorNode is unreadable, so the health of its accelerators is unknown.
         Some(Err(why)) => NodeCapacity {
             bytes: Some(Bytes::ZERO),
@@ -141,7 +158,31 @@ fn by_labels(node: &IndexedNode, units: Option<u32>, odd: Option<String>) -> Nod
     let bytes =
         each.zip(accelerators).map(|(Bytes(each), count)| Bytes(each.saturating_mul(u64::from(count))));
     let capacities = AcceleratorCapacities { unlisted_each: each, ..AcceleratorCapacities::default() };
-    NodeCapacity { bytes, accelerators: accelerators.unwrap_or_default(), capacities, units, warning: odd }
+    NodeCapacity {
+        bytes,
+        accelerators: accelerators.unwrap_or_default(),
+        capacities,
+        units,
+        warning: odd,
+        ..NodeCapacity::default()
+    }
+}
+
+/// Returns a node's capacity for a pool with this many slots on each accelerator.
+///
+/// The node's allocatable units do not count: a slot in use elsewhere lowers them.
+pub(super) fn slot_capacity(
+    accelerators: Option<&Result<ListedAccelerators, String>>,
+    slots: u32,
+) -> NodeCapacity {
+    match accelerators {
+        Some(Ok(found)) => found.capacity(Some(found.healthy.saturating_mul(slots)), None),
+        Some(Err(why)) => NodeCapacity { warning: Some(why.clone()), ..NodeCapacity::default() },
+        None => {
+            let warning = Some("its node agent has not listed its accelerators".to_owned());
+            NodeCapacity { warning, ..NodeCapacity::default() }
+        }
+    }
 }
 
 fn join(one: Option<String>, other: Option<String>) -> Option<String> {

@@ -3,10 +3,13 @@
 //! A model whose pool has a problem is still served: its running engines go on, and its clients wait and learn why.
 //! Dropping it because of one wrong label would end in seconds what took minutes to load.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use rouse::{
-    model::{AcceleratorRequirement, EngineVariant, ModelName, ModelSpec},
+    model::{AcceleratorRequirement, EngineVariant, ModelName, ModelSpec, VariantName},
     pairing::ids::ProviderMode,
 };
 
@@ -95,6 +98,8 @@ struct VariantPlacement<'a> {
     variant: &'a ModelVariant,
     pool: &'a str,
     terms: Option<&'a PoolTerms>,
+    /// The decisions pick accelerators of the pool, whose slots several engines share.
+    has_slots: bool,
     blocked_by: Option<String>,
 }
 
@@ -112,7 +117,7 @@ impl Placer<'_> {
             ModelHosting::External(_) => external(entry, model),
             ModelHosting::DualPods(_) => {
                 check_dual_pods_mode(self.policy.dual_pods, model)?;
-                Ok(without_sleep(self.run(entry, model)?))
+                Ok(self.without_pairing_sleep(self.run(entry, model)?))
             }
             ModelHosting::Deployment(_) => self.run(entry, model),
         }
@@ -178,7 +183,25 @@ impl Placer<'_> {
             Some(waits) => format!("{waits}: {problem}"),
             None => format!("the pool '{name}' is not ready: {problem}"),
         });
-        Ok(VariantPlacement { variant, pool: name, terms, blocked_by })
+        let has_slots = pool.is_some_and(|pool| pool.slots.is_some());
+        Ok(VariantPlacement { variant, pool: name, terms, has_slots, blocked_by })
+    }
+
+    /// Serves a model in mode dualPods. Without slots, its engines only start and stop as far as the decisions know.
+    ///
+    /// Pairing puts those engines to sleep while the model has no requester Pod. With slots the requesters stay, and the
+    /// decisions say which engines are awake.
+    fn without_pairing_sleep(&self, served: ServedModel) -> ServedModel {
+        // In this mode, pairing deletes an engine along with its requester, and cannot put it to sleep.
+        let is_plain = self.policy.dual_pods == Some(ProviderMode::Plain)
+            && !served.pods().is_some_and(convert::EnginePodTemplate::has_server_config);
+        let has_slots = |variant: &ServedVariant| {
+            let pool = variant.pool.as_ref().and_then(|name| self.pools.get(name));
+            !is_plain && pool.is_some_and(|pool| pool.slots.is_some())
+        };
+        let sleeping: BTreeSet<VariantName> =
+            served.variants.iter().filter(|v| has_slots(v)).map(|v| v.name.clone()).collect();
+        without_sleep(served, &sleeping)
     }
 
     /// Picks the oldest of overlapping pools, since running engines have their reservations there.
@@ -253,17 +276,22 @@ fn external(entry: &ModelEntry, model: &Arc<convert::ConvertedModel>) -> Result<
     })
 }
 
-/// Serves a model in mode dualPods, whose engines only start and stop as far as the decisions know.
-///
-/// Pairing puts these engines to sleep while the model has no requester Pod.
-fn without_sleep(served: ServedModel) -> ServedModel {
-    let awake = |engine: &rouse_config::EngineConfig| {
-        Arc::new(rouse_config::EngineConfig { sleep: rouse_config::SleepApi::None, ..engine.clone() })
+/// Takes from the decisions the right to put engines to sleep, except those of the variants that are `sleeping`.
+fn without_sleep(served: ServedModel, sleeping: &BTreeSet<VariantName>) -> ServedModel {
+    let awake = |variant: ServedVariant| {
+        let engine =
+            rouse_config::EngineConfig { sleep: rouse_config::SleepApi::None, ..(*variant.engine).clone() };
+        ServedVariant { engine: Arc::new(engine), ..variant }
     };
+    // The values of the model itself are those of the cheapest variant that runs.
+    let may_sleep = served.cheapest().is_some_and(|variant| sleeping.contains(&variant.name));
+    let mut spec = ModelSpec { can_sleep: served.spec.can_sleep && may_sleep, ..served.spec };
+    for variant in spec.variants.iter_mut().filter(|variant| !sleeping.contains(&variant.name)) {
+        variant.can_sleep = false;
+    }
     let variants = served.variants.into_iter();
-    let variants = variants.map(|variant| ServedVariant { engine: awake(&variant.engine), ..variant });
-    let mut spec = ModelSpec { can_sleep: false, ..served.spec };
-    spec.variants.iter_mut().for_each(|variant| variant.can_sleep = false);
+    let variants =
+        variants.map(|variant| if sleeping.contains(&variant.name) { variant } else { awake(variant) });
     ServedModel { variants: variants.collect(), spec, ..served }
 }
 
@@ -273,7 +301,8 @@ fn served(
     placed: &[VariantPlacement<'_>],
     mut notes: Vec<String>,
 ) -> Result<ServedModel, Rejections> {
-    let mut specs: Vec<ModelSpec> = placed.iter().map(on_pool).collect();
+    let is_dual = matches!(model.hosting, ModelHosting::DualPods(_));
+    let mut specs: Vec<ModelSpec> = placed.iter().map(|placement| on_pool(placement, is_dual)).collect();
     let missing = distribute_min_replicas(model.min_replicas, placed, &mut specs);
     if missing > 0 {
         notes.push(format!(
@@ -345,15 +374,21 @@ fn distribute_min_replicas(
 
 /// Assigns a variant's spec to its pool.
 ///
-/// The decisions treat the pool as one accelerator with the memory of all.
-fn on_pool(placement: &VariantPlacement<'_>) -> ModelSpec {
+/// The decisions pick accelerators of a pool with slots. Any other pool they treat as one accelerator with the memory of
+/// all. `is_dual`: the model's mode is dualPods.
+fn on_pool(placement: &VariantPlacement<'_>, is_dual: bool) -> ModelSpec {
     let spec = &placement.variant.spec;
     // With one slot for each accelerator, an engine has its accelerators to itself.
     let alone = placement.terms.is_some_and(|terms| terms.slots == 1);
     let (pool, count) = (placement.pool.into(), spec.accelerators.count());
-    ModelSpec {
-        accelerators: AcceleratorRequirement::InPool { pool, count },
-        explicit_memory: spec.explicit_memory || alone,
-        ..spec.clone()
-    }
+    let accelerators = if placement.has_slots {
+        AcceleratorRequirement::Slots { pool, count }
+    } else {
+        AcceleratorRequirement::InPool { pool, count }
+    };
+    // While an engine of dual pods starts, pairing lets no other one on its accelerators take or release memory, whether
+    // or not the start measures it. The decisions must not order that either: pairing would execute it minutes later.
+    let is_exclusive = placement.has_slots && is_dual;
+    let explicit_memory = (spec.explicit_memory || alone) && !is_exclusive;
+    ModelSpec { accelerators, explicit_memory, ..spec.clone() }
 }

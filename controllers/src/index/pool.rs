@@ -3,11 +3,14 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
-use rouse::units::{Bytes, Millis};
+use rouse::{
+    slots::{ConfigurationName, RESOURCE_DOMAIN},
+    units::{Bytes, Millis},
+};
 
 use super::{
     model_entry::{SpecVersion, created},
-    resolved::PoolProblem,
+    resolved::{PoolProblem, PoolSlots},
 };
 use crate::{
     crd::{AcceleratorPool, AcceleratorPoolSpec, AcceleratorPoolStatus, Quantity, pool::GpuAccess},
@@ -52,6 +55,20 @@ impl PoolTerms {
     pub fn quota(&self, namespace: &str) -> Option<Bytes> {
         self.quota.get(namespace).or_else(|| self.quota.get(OTHERS)).copied()
     }
+
+    /// Returns the DeviceConfiguration whose slots the pool's engines take; `None` if the kubelet picks accelerators.
+    #[must_use]
+    pub fn slot_configuration(&self) -> Option<ConfigurationName> {
+        pool_slots(self.slots, &self.resource).map(|slots| slots.configuration)
+    }
+}
+
+/// Returns the slots of a pool with this resource and several slots on each accelerator.
+///
+/// A pool with another resource shares its accelerators by other means: its device plugin offers each several times.
+fn pool_slots(each: u32, resource: &str) -> Option<PoolSlots> {
+    let name = resource.strip_prefix(RESOURCE_DOMAIN)?.strip_prefix('/')?;
+    (each > 1 && !name.is_empty()).then(|| PoolSlots { configuration: name.into(), each })
 }
 
 #[derive(Debug)]
@@ -59,6 +76,8 @@ pub(super) struct PoolEntry {
     pub(super) version: SpecVersion,
     pub(super) created: Option<Timestamp>,
     pub(super) selector: BTreeMap<String, String>,
+    /// Apart from the terms, because a mistake in another field must not move the pool's engines.
+    pub(super) slots: Option<PoolSlots>,
     pub(super) terms: Result<Arc<PoolTerms>, PoolProblem>,
     pub(super) status: Option<AcceleratorPoolStatus>,
 }
@@ -67,16 +86,19 @@ impl PoolEntry {
     pub(super) fn of(pool: AcceleratorPool, version: SpecVersion) -> Self {
         let terms = terms(&pool.spec).map(Arc::new).map_err(PoolProblem::Invalid);
         let created = created(&pool.metadata);
-        Self { version, created, selector: pool.spec.node_selector, terms, status: pool.status }
+        let slots = pool_slots(pool.spec.slots, &pool.spec.resource);
+        Self { version, created, selector: pool.spec.node_selector, slots, terms, status: pool.status }
     }
 
     /// Builds the entry of an unreadable pool, which keeps its nodes. `before` is its entry from when it was readable.
     pub(super) fn unreadable(metadata: &ObjectMeta, error: &str, before: Option<Self>) -> Self {
-        let (selector, status) = before.map_or_else(Default::default, |old| (old.selector, old.status));
+        let (selector, slots, status) =
+            before.map_or_else(Default::default, |old| (old.selector, old.slots, old.status));
         Self {
             version: SpecVersion::unreadable(metadata),
             created: created(metadata),
             selector,
+            slots,
             terms: Err(PoolProblem::Invalid(Rejection::Unreadable(error.to_owned()).into())),
             status,
         }

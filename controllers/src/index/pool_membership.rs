@@ -4,16 +4,16 @@
 //! such a node if one selector contains the other: any node of the narrower pool would be in both.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     sync::Arc,
 };
 
-use rouse::units::Bytes;
+use rouse::{model::AcceleratorId, units::Bytes};
 
 use super::{
-    node::{IndexedNode, ListedAccelerators, NodeCapacity, node_capacity},
+    node::{IndexedNode, ListedAccelerators, NodeCapacity, node_capacity, slot_capacity},
     pool::{PoolEntry, PoolTerms},
-    resolved::{PoolProblem, ResolvedNode, ResolvedPool, list},
+    resolved::{PoolProblem, ResolvedNode, ResolvedPool, SlotAccelerator, list},
     selectors::Selectors,
 };
 
@@ -122,6 +122,8 @@ fn pool(
         accelerators: 0,
         total: None,
         units: None,
+        slots: entry.slots.clone(),
+        slot_accelerators: BTreeMap::new(),
         problem: None,
         warnings: Vec::new(),
     };
@@ -131,13 +133,20 @@ fn pool(
     };
     let mut known: Option<Bytes> = None;
     for (name, facts) in members.into_iter().flatten() {
-        let NodeCapacity { bytes, accelerators, capacities, units, warning } =
-            node_capacity(facts, stubs.get(*name), &terms.resource);
+        let listed = stubs.get(*name);
+        let capacity = match &entry.slots {
+            Some(slots) => slot_capacity(listed, slots.each),
+            None => node_capacity(facts, listed, &terms.resource),
+        };
+        let NodeCapacity { bytes, accelerators, capacities, indices, units, warning } = capacity;
         known = plus(known, bytes, |known, more| known + more);
         pool.units = plus(pool.units, units, u32::saturating_add);
         pool.accelerators = pool.accelerators.saturating_add(accelerators);
         if let Some(warning) = &warning {
             pool.warnings.push(format!("node {name}: {warning}"));
+        }
+        if entry.slots.is_some() {
+            add_slot_accelerators(&mut pool, name, facts.takes_pods, &capacities.by_uuid);
         }
         if let Some(resolved_node) = resolved_nodes.get_mut(*name) {
             *resolved_node = ResolvedNode {
@@ -145,18 +154,60 @@ fn pool(
                 kind: facts.labels.get(&terms.accelerator_type_label).cloned(),
                 total: bytes,
                 capacities,
+                indices,
+                slots: entry.slots.as_ref().map(|slots| slots.each),
                 warning,
                 uid: resolved_node.uid.take(),
                 pool: resolved_node.pool.take(),
             };
         }
     }
-    match overlap.map(PoolProblem::Overlap).map_or_else(|| total(terms, members.map(<[_]>::len), known), Err)
-    {
-        Ok(total) => pool.total = Some(total),
+    let total = match overlap {
+        Some(overlap) => Err(PoolProblem::Overlap(overlap)),
+        None if entry.slots.is_some() && known.is_none() && members.is_none_or(|nodes| !nodes.is_empty()) => {
+            Err(PoolProblem::NotListed)
+        }
+        None => total(terms, members.map(<[_]>::len), known),
+    };
+    match total {
+        Ok(total) => {
+            divide(total, known, &mut pool.slot_accelerators);
+            pool.total = Some(total);
+        }
         Err(problem) => pool.problem = Some(problem),
     }
     pool
+}
+
+/// Adds the accelerators of a node to a pool with slots. Of two with one UUID, which cannot be told apart, one counts.
+fn add_slot_accelerators(
+    pool: &mut ResolvedPool,
+    node: &str,
+    takes_pods: bool,
+    capacities: &BTreeMap<AcceleratorId, Bytes>,
+) {
+    for (id, capacity) in capacities {
+        match pool.slot_accelerators.entry(id.clone()) {
+            Entry::Vacant(entry) => {
+                entry.insert(SlotAccelerator { node: node.to_owned(), takes_pods, capacity: *capacity });
+            }
+            Entry::Occupied(known) => {
+                let other = &known.get().node;
+                pool.warnings.push(format!("node {node}: {id}, which node {other} lists, too"));
+            }
+        }
+    }
+}
+
+/// Divides a pool's memory among its accelerators in proportion to their own, if it is less than theirs.
+///
+/// The decisions grant the memory of each accelerator, and know no limit for all together.
+fn divide(total: Bytes, known: Option<Bytes>, accelerators: &mut BTreeMap<AcceleratorId, SlotAccelerator>) {
+    let Some(known) = known.filter(|known| *known > total) else { return };
+    for accelerator in accelerators.values_mut() {
+        let part = u128::from(accelerator.capacity.0) * u128::from(total.0) / u128::from(known.0);
+        accelerator.capacity = Bytes(u64::try_from(part).unwrap_or(u64::MAX));
+    }
 }
 
 /// Returns the memory that may be granted, given the number of nodes and their known memory.

@@ -7,6 +7,7 @@ use std::{
 
 use rouse::{
     model::{AcceleratorId, ModelName, ModelSpec, VariantName},
+    slots::ConfigurationName,
     units::Bytes,
 };
 
@@ -64,12 +65,36 @@ pub struct ResolvedPool {
     pub accelerators: u32,
     /// Memory that may be granted; `None` while nothing may be.
     pub total: Option<Bytes>,
-    /// Allocatable units of the pool's extended resource; `None` if no node reports any.
+    /// Allocatable units of the pool's extended resource; `None` if no node reports any. With slots: those of its healthy
+    /// accelerators.
     pub units: Option<u32>,
+    /// Present if the decisions pick accelerators of the pool, whose slots engines share. Also while the spec is invalid.
+    pub slots: Option<PoolSlots>,
+    /// With slots: every accelerator that the node agents list.
+    pub slot_accelerators: BTreeMap<AcceleratorId, SlotAccelerator>,
     /// Why nothing can start in the pool.
     pub problem: Option<PoolProblem>,
     /// What the sums leave out of the pool's nodes, and why.
     pub warnings: Vec<String>,
+}
+
+/// The slots of a pool's accelerators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolSlots {
+    /// The DeviceConfiguration that says which devices have the slots.
+    pub configuration: ConfigurationName,
+    /// Slots on each accelerator.
+    pub each: u32,
+}
+
+/// An accelerator whose slots engines take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotAccelerator {
+    pub node: String,
+    /// Its node takes new Pods. The decisions choose the node, so the scheduler could not choose another.
+    pub takes_pods: bool,
+    /// Memory that may be granted; zero if the accelerator is not healthy.
+    pub capacity: Bytes,
 }
 
 /// A node and its pool.
@@ -85,6 +110,10 @@ pub struct ResolvedNode {
     /// Memory that may be granted on all its accelerators together; `None` if unknown.
     pub total: Option<Bytes>,
     pub capacities: AcceleratorCapacities,
+    /// Index of each listed accelerator that has one.
+    pub indices: BTreeMap<AcceleratorId, u32>,
+    /// Slots on each of its accelerators, if its pool has slots.
+    pub slots: Option<u32>,
     /// What does not count on this node, and why.
     pub warning: Option<String>,
 }
@@ -128,6 +157,11 @@ pub enum PoolProblem {
     NoCapacity,
     #[error("no node of the pool has a healthy accelerator with memory to grant")]
     NoAccelerators,
+    #[error(
+        "no node of the pool lists its accelerators yet, which the pool's slots need: run the node agent on the \
+         pool's nodes, and let this gateway read nodes"
+    )]
+    NotListed,
 }
 
 impl PoolProblem {
@@ -139,7 +173,7 @@ impl PoolProblem {
             Self::Overlap(_) => "Overlap",
             Self::NoNodes => "NoNodes",
             Self::NoCapacity => "NoCapacity",
-            Self::NoAccelerators => "NoAccelerators",
+            Self::NoAccelerators | Self::NotListed => "NoAccelerators",
         }
     }
 }

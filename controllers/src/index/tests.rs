@@ -2,6 +2,7 @@ mod capacity;
 mod models;
 mod orders;
 mod size;
+mod slots;
 
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};

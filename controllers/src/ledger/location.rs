@@ -1,10 +1,19 @@
-//! Records the location of reserved memory: the second phase, once Kubernetes has picked the accelerators.
+//! The location of reserved memory.
+//!
+//! In most pools the kubelet picks an engine's accelerators. There the location is recorded in a second phase, once
+//! they are known. In a pool of slots the leader picks them, and the location is written with the reservation.
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
 
 use rouse::{
     model::AcceleratorId,
     units::{Bytes, Tick},
 };
 
+use super::{ReservationRefusal, ReservationRequest};
 use crate::{
     crd::ledger::{Ledger, Reservation, ReservationOwner, ReservationState},
     index::AcceleratorCapacities,
@@ -30,6 +39,23 @@ pub enum LocationError {
 }
 
 impl Ledger {
+    /// Reserves memory as [`Self::reserve`] does, if the accelerators of the request's location have room for it, too.
+    ///
+    /// # Errors
+    /// See [`Self::reserve`]. Also: other engines hold too much of one of the accelerators.
+    pub fn reserve_at(
+        &mut self,
+        request: &ReservationRequest,
+        capacities: &AcceleratorCapacities,
+        total: Bytes,
+        now: Tick,
+    ) -> Result<u64, ReservationRefusal> {
+        if let Some(location) = &request.location {
+            self.check_room(&request.engine, request.bytes, location, capacities)?;
+        }
+        self.reserve(request, total, now)
+    }
+
     /// Records the location of an engine. Without a reservation it does nothing.
     pub fn set_location(&mut self, engine: &ReservationOwner, location: &ReservationLocation, now: Tick) {
         let Some(reservation) = self.reservations.iter_mut().find(|known| known.is_of(engine)) else {
@@ -58,7 +84,18 @@ impl Ledger {
         capacities: &AcceleratorCapacities,
     ) -> Result<(), LocationError> {
         let Some(reservation) = self.reservation(engine) else { return Ok(()) };
-        let (node, wanted) = (location.node.clone(), reservation.bytes);
+        self.check_room(engine, reservation.bytes, location, capacities)
+    }
+
+    /// Checks whether the location has room for this much of an engine on each accelerator, beside other engines.
+    fn check_room(
+        &self,
+        engine: &ReservationOwner,
+        wanted: Bytes,
+        location: &ReservationLocation,
+        capacities: &AcceleratorCapacities,
+    ) -> Result<(), LocationError> {
+        let node = location.node.clone();
         if location.accelerators.is_empty() {
             let largest = capacities.unlisted_each.max(capacities.by_uuid.values().copied().max());
             return match largest {
@@ -74,7 +111,7 @@ impl Ledger {
                 continue;
             };
             let others =
-                self.on_accelerator(&location.node, accelerator).filter(|other| other.id != reservation.id);
+                self.on_accelerator(&location.node, accelerator).filter(|other| !other.is_of(engine));
             let taken: Bytes = others.map(|other| other.bytes).sum();
             if wanted > capacity.saturating_sub(taken) {
                 let accelerator = accelerator.clone();
@@ -97,102 +134,32 @@ impl Ledger {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use rouse::model::VariantName;
-
-    use super::*;
-    use crate::{crd::ledger::ObjectName, ledger::ReservationRequest};
-
-    const TOTAL: Bytes = Bytes::gib(320);
-
-    fn ledger(names: &[(&str, u64)]) -> Ledger {
-        let mut ledger = Ledger::default();
-        for (name, gib) in names {
-            let wanted = ReservationRequest {
-                engine: named(name),
-                count: 1,
-                bytes: Bytes::gib(*gib),
-                host_bytes: Bytes::ZERO,
-                quota: None,
-            };
-            ledger.reserve(&wanted, TOTAL, Tick(1)).unwrap();
-        }
-        ledger
+impl Reservation {
+    /// Whether the engine is on exactly these accelerators of this node.
+    pub(super) fn is_at(&self, location: &ReservationLocation) -> bool {
+        self.node.as_deref() == Some(location.node.as_str()) && location.has_accelerators(&self.accelerators)
     }
 
-    fn named(name: &str) -> ReservationOwner {
-        let (model, variant) = (ObjectName::new("chat", name), VariantName::default());
-        ReservationOwner { model, variant, replica: 0 }
+    /// Returns where the engine is, if its node is known.
+    #[must_use]
+    pub fn location(&self) -> Option<ReservationLocation> {
+        Some(ReservationLocation { node: self.node.clone()?, accelerators: self.accelerators.clone() })
     }
+}
 
-    fn spot(accelerators: &[&str]) -> ReservationLocation {
-        ReservationLocation {
-            node: "n".into(),
-            accelerators: accelerators.iter().map(|id| (*id).into()).collect(),
-        }
+impl ReservationLocation {
+    /// Whether these are its accelerators, in any order.
+    #[must_use]
+    pub fn has_accelerators(&self, accelerators: &[AcceleratorId]) -> bool {
+        self.accelerators.len() == accelerators.len()
+            && self.accelerators.iter().all(|accelerator| accelerators.contains(accelerator))
     }
+}
 
-    #[test]
-    fn a_booking_is_placed_where_its_engine_is_and_stays_there() {
-        let mut ledger = ledger(&[("a", 40)]);
-        ledger.set_location(&named("a"), &spot(&["gpu-1"]), Tick(5));
-        let at = |ledger: &Ledger| {
-            let own = ledger.reservation(&named("a")).unwrap();
-            (own.state, own.node.clone(), own.accelerators.clone(), own.since)
-        };
-        let placed = (ReservationState::Placed, Some("n".to_owned()), vec!["gpu-1".into()], Tick(5));
-        assert_eq!(at(&ledger), placed);
-        ledger.set_location(&named("a"), &spot(&[]), Tick(6));
-        assert_eq!(at(&ledger), placed, "who cannot say says nothing");
-        let id = ledger.reservation(&named("a")).unwrap().id;
-        ledger.mark_releasing(id, Tick(7));
-        ledger.set_location(&named("a"), &spot(&["gpu-1"]), Tick(8));
-        assert_eq!(at(&ledger).0, ReservationState::Releasing);
-        ledger.set_location(&named("other"), &spot(&["gpu-1"]), Tick(9));
-        assert_eq!(ledger.reservations.len(), 1);
-    }
-
-    #[test]
-    fn what_others_have_on_an_accelerator_is_not_there_for_a_newcomer() {
-        let mut ledger = ledger(&[("a", 40), ("b", 50)]);
-        ledger.set_location(&named("a"), &spot(&["gpu-1"]), Tick(5));
-        let capacities = [("gpu-1".into(), Bytes::gib(80)), ("gpu-2".into(), Bytes::ZERO)];
-        let capacities = AcceleratorCapacities { unlisted_each: None, by_uuid: capacities.into() };
-        let fits = |accelerators: &[&str]| ledger.check_fit(&named("b"), &spot(accelerators), &capacities);
-        let (wanted, capacity) = (Bytes::gib(50), Bytes::gib(80));
-        let (node, accelerator, taken) = ("n".to_owned(), "gpu-1".into(), Bytes::gib(40));
-        assert_eq!(
-            fits(&["gpu-1"]),
-            Err(LocationError::Occupied { node, accelerator, wanted, taken, capacity })
-        );
-        assert!(
-            matches!(fits(&["gpu-2"]), Err(LocationError::Occupied { capacity: Bytes::ZERO, .. })),
-            "it is faulty"
-        );
-        assert_eq!(fits(&["gpu-3"]), Ok(()), "of which nothing is known");
-        assert_eq!(fits(&[]), Ok(()));
-        assert_eq!(
-            ledger.check_fit(&named("a"), &spot(&["gpu-1"]), &capacities),
-            Ok(()),
-            "its own does not count"
-        );
-    }
-
-    #[test]
-    fn an_engine_does_not_fit_on_a_node_whose_accelerators_are_all_smaller() {
-        let ledger = ledger(&[("a", 40)]);
-        let fits = |capacities: &AcceleratorCapacities| ledger.check_fit(&named("a"), &spot(&[]), capacities);
-        assert_eq!(fits(&AcceleratorCapacities::default()), Ok(()));
-        let small =
-            AcceleratorCapacities { unlisted_each: Some(Bytes::gib(24)), ..AcceleratorCapacities::default() };
-        let (node, wanted, capacity) = ("n".to_owned(), Bytes::gib(40), Bytes::gib(24));
-        assert_eq!(fits(&small), Err(LocationError::TooSmall { node, wanted, capacity }));
-        let by_uuid = [("x".into(), Bytes::gib(24)), ("y".into(), Bytes::gib(80))].into();
-        assert_eq!(
-            fits(&AcceleratorCapacities { unlisted_each: None, by_uuid }),
-            Ok(()),
-            "it may be on the larger one"
-        );
+impl fmt::Display for ReservationLocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.accelerators.iter().map(AcceleratorId::as_str).collect();
+        let names = if names.is_empty() { "no known accelerator".to_owned() } else { names.join(" and ") };
+        write!(f, "{names} of node {}", self.node)
     }
 }

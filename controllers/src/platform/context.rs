@@ -7,7 +7,7 @@ use kube::Client;
 use rouse::{
     engine::last_outcome::EngineDiagnostics,
     fleet::event::Event,
-    model::{EngineId, ModelName, VariantName},
+    model::{AcceleratorId, EngineId, ModelName, VariantName},
     units::Generation,
 };
 use rouse_platform::engine_client::PlatformContext;
@@ -19,7 +19,8 @@ use super::{
     work_queue::PlatformFailure,
 };
 use crate::{
-    index::AcceleratorCapacities,
+    dual_pods::engine_orders::EngineOrders,
+    index::{AcceleratorCapacities, ResolvedNode},
     ledger::{LocationError, PoolLedger, ReservationLocation},
     metrics::MeterReadMetrics,
     status_inputs::StatusInputs,
@@ -49,6 +50,8 @@ pub(super) struct KubernetesContext {
     pub(super) failure: PlatformFailure,
     pub(super) dcgm: Option<Arc<DcgmClient>>,
     pub(super) readings: MeterReadMetrics,
+    /// Orders to the pairing controller; `None` if this gateway has none.
+    pub(super) engine_orders: Option<EngineOrders>,
     pub(super) occupancy: Arc<OccupancyMap>,
     /// Permits to confirm adopted engines.
     pub(super) confirmations: Semaphore,
@@ -103,6 +106,15 @@ impl KubernetesContext {
         self.nodes.load().get(node).map(|node| node.capacities.clone()).unwrap_or_default()
     }
 
+    /// Returns the node that has all of these accelerators; `None` if no node is known to.
+    pub(super) fn node_of(&self, accelerators: &[AcceleratorId]) -> Option<String> {
+        let nodes = self.nodes.load();
+        let has_all = |node: &ResolvedNode| {
+            accelerators.iter().all(|accelerator| node.capacities.by_uuid.contains_key(accelerator))
+        };
+        nodes.iter().find(|(_, node)| has_all(node)).map(|(name, _)| name.clone())
+    }
+
     /// Records which accelerators the engine got, and returns once that is written.
     ///
     /// # Errors
@@ -146,7 +158,7 @@ impl KubernetesContext {
     /// Requests a change of the ledger of the placement's pool, if it has one.
     async fn change_ledger(&self, placement: &ModelPlacement, change: LedgerChange) {
         if let Some(pool) = placement.pool.clone() {
-            self.request(ManagerRequest::ChangeLedger { pool, change }).await;
+            self.request(ManagerRequest::ChangeLedger { pool, change: Box::new(change) }).await;
         }
     }
 

@@ -8,8 +8,12 @@ use rouse_net::stub_api::Epoch;
 use serde_json::json;
 use tokio::{sync::watch, time};
 
-use super::{KubernetesContext, ModelPlacement, engine_manager::ManagerRequest};
-use crate::{crd::ledger::ObjectName, workload::EPOCH, writer::Error};
+use super::{KubernetesContext, ModelPlacement, engine_manager::ManagerRequest, engine_task::RetryBackoff};
+use crate::{
+    crd::ledger::ObjectName,
+    workload::EPOCH,
+    writer::{Error, fence::SeenObject},
+};
 
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(200);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
@@ -33,6 +37,9 @@ pub(super) enum FirstWrite {
     /// former leader left it.
     InTurn,
 }
+
+/// Maximum number of tries to delete an unused Deployment, with pauses of up to a second. One that stays does no harm.
+const MAX_DELETION_TRIES: u32 = 10;
 
 /// Maximum number of Deployments of a takeover that are written at once.
 ///
@@ -110,6 +117,33 @@ pub(super) async fn run(
         if desired.changed().await.is_err() {
             return;
         }
+    }
+}
+
+/// Deletes a Deployment without replicas. One that gets replicas meanwhile stays.
+pub(super) async fn delete_unused(shared: Arc<KubernetesContext>, name: ObjectName) {
+    let api: Api<Deployment> = Api::namespaced(shared.client.clone(), &name.namespace);
+    let mut pauses = RetryBackoff::new();
+    for _ in 0..MAX_DELETION_TRIES {
+        let deleted = async {
+            let epoch = shared.writer.leadership()?.epoch;
+            let Some(found) = shared.writer.get_for_write(&api, &name.name, epoch).await? else {
+                return Ok(());
+            };
+            if found.spec.as_ref().and_then(|spec| spec.replicas) != Some(0) {
+                return Ok(());
+            }
+            let seen = SeenObject::of(&found.metadata);
+            Box::pin(shared.writer.delete_exact(&api, &name.name, &seen)).await
+        };
+        match deleted.await {
+            Ok(()) => return,
+            // Its controller writes the Deployment's status after each change.
+            Err(error) => {
+                tracing::debug!(deployment = %name, %error, "cannot delete the unused Deployment, retrying")
+            }
+        }
+        pauses.pause().await;
     }
 }
 

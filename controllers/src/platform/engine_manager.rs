@@ -74,7 +74,7 @@ pub(super) enum ManagerRequest {
     /// This Deployment was written, or was refused.
     DeploymentApplied { deployment: ObjectName },
     /// Change the ledger of this pool.
-    ChangeLedger { pool: String, change: LedgerChange },
+    ChangeLedger { pool: String, change: Box<LedgerChange> },
 }
 
 /// Inputs of the engine manager.
@@ -249,7 +249,7 @@ impl EngineManager {
                 self.complete_releases(&deployment);
                 self.end_unused_scaler(&deployment);
             }
-            ManagerRequest::ChangeLedger { pool, change } => self.change_pool_ledger(&pool, change),
+            ManagerRequest::ChangeLedger { pool, change } => self.change_pool_ledger(&pool, *change),
         }
     }
 

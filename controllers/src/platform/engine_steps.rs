@@ -3,17 +3,14 @@
 //! Each step is a future that the task polls and may drop at any await. Each can start again where another leader left
 //! off.
 
-use std::{
-    net::SocketAddr,
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod as PodObject};
 use kube::Api;
 use rouse::{
     fault::FailureCause,
     fleet::event::Event,
+    pairing::event::WantedState,
     units::{Millis, Tick},
 };
 use rouse_platform::{engine_client::EngineClient, readiness};
@@ -21,13 +18,13 @@ use serde_json::{Value, json};
 use tokio::time;
 
 use super::{
+    actuation, engine_location,
     engine_manager::ManagerRequest,
     engine_task::{EngineContext, PodReceiver, RetryBackoff, exit_cause},
 };
 use crate::{
     dual_pods::record,
     engine_pod::{EnginePod, PodFailure},
-    ledger::ReservationLocation,
     stub_client::{StubClient, StubClientError},
     workload::{DELETION_COST, GENERATION, REPLICA, SPI_PORT, merge},
     writer::{Error, fence::Fence},
@@ -150,6 +147,10 @@ pub(super) async fn wait_ready(context: Arc<EngineContext>, pod: PodReceiver) ->
     );
     let fit = async {
         open_stub(&context, address).await?;
+        if let Some(chosen) = context.placement.location() {
+            engine_location::check_chosen(&context, &pod, address, chosen).await?;
+        }
+        actuation::order(&context, &pod, WantedState::Awake);
         tokio::select! {
             biased;
             // Biased: an engine that serves has its memory, even if the check expected no room.
@@ -160,7 +161,8 @@ pub(super) async fn wait_ready(context: Arc<EngineContext>, pod: PodReceiver) ->
                 }
                 client.adapter.check_served_name(client.health_timeout()).await
             } => fit,
-            cause = check_location(&context, &pod, address) => Err(cause),
+            cause = actuation::start_failure(&context, &pod) => Err(cause),
+            cause = engine_location::check_location(&context, &pod, address) => Err(cause),
         }
     };
     let outcome = tokio::select! {
@@ -177,68 +179,17 @@ pub(super) async fn wait_ready(context: Arc<EngineContext>, pod: PodReceiver) ->
     StepOutcome::Ready
 }
 
-/// Records which accelerators the engine got. Completes only if the engine does not fit there.
-async fn check_location(context: &EngineContext, pod: &PodReceiver, proxy: SocketAddr) -> FailureCause {
-    if let (Some(stub), Some(node)) = (context.stub(proxy), node(pod)) {
-        let location = location(&stub, node).await;
-        let known = !location.accelerators.is_empty();
-        if let Err(error) =
-            context.shared.commit_location(&context.placement, context.id.replica, location).await
-        {
-            tracing::warn!(engine = %context.id, reason = %error, "no room for the engine on the accelerators of its Pod");
-            return FailureCause::InsufficientRoom;
-        }
-        context.located.store(known, Ordering::Relaxed);
-    }
-    locate(context, pod).await;
-    std::future::pending().await
-}
-
-/// Records the accelerators that the engine's stub reports, once it reports any; only the node if the stub knows none.
-///
-/// There is no check that the engine fits. The kubelet hands a requester's accelerators to the next requester before
-/// the ledger releases the former engine's memory there. The pairing of requesters with engines keeps room on them.
-pub(super) async fn locate(context: &EngineContext, pod: &PodReceiver) {
-    let mut pauses = RetryBackoff::new();
-    while !context.located.load(Ordering::Relaxed) {
-        let stub = context.proxy(pod).and_then(|proxy| context.stub(proxy));
-        if let (Some(stub), Some(node)) = (stub, node(pod)) {
-            let reported = stub.accelerators().await;
-            if let Err(error) = &reported {
-                tracing::debug!(engine = %context.id, %error, "the stub did not report the accelerators of its Pod");
-            }
-            // A requester's Pod has an address before its stub listens, and a stub waits for its driver.
-            if !reported.as_ref().is_err_and(StubClientError::is_unavailable) {
-                let accelerators = reported.unwrap_or_default();
-                let location = ReservationLocation { node, accelerators };
-                context.shared.record_location(&context.placement, context.id.replica, location).await;
-                context.located.store(true, Ordering::Relaxed);
-                return;
-            }
-        }
-        pauses.pause().await;
-    }
-}
-
-fn node(pod: &PodReceiver) -> Option<String> {
-    pod.borrow().as_ref()?.node.clone()
-}
-
-/// Returns the node and accelerators of the engine behind this stub.
-pub(super) async fn location(stub: &StubClient, node: String) -> ReservationLocation {
-    let accelerators = stub.accelerators().await.unwrap_or_else(|error| {
-        tracing::debug!(%error, "the stub did not report the accelerators of its Pod");
-        Vec::new()
-    });
-    ReservationLocation { node, accelerators }
-}
-
 /// Sends the stub its target and opens its gate. Fails if the stub has another key and so never obeys.
 pub(super) async fn open_stub(context: &EngineContext, proxy: SocketAddr) -> Result<(), FailureCause> {
     if context.placement.dual_pods {
         // The pairing controller sets up a requester's stub.
         return Ok(());
     }
+    open_gate(context, proxy).await
+}
+
+/// Opens the gate. Sends the stub its target first, unless the pairing controller has.
+async fn open_gate(context: &EngineContext, proxy: SocketAddr) -> Result<(), FailureCause> {
     let target = SocketAddr::new(proxy.ip(), context.placement.pod_template.port);
     let mut pauses = RetryBackoff::new();
     loop {
@@ -248,12 +199,18 @@ pub(super) async fn open_stub(context: &EngineContext, proxy: SocketAddr) -> Res
             continue;
         };
         let done = async {
-            stub.set_target(target).await?;
-            stub.open().await
+            if !context.placement.dual_pods {
+                stub.set_target(target).await?;
+            }
+            match context.of_gate(stub).await? {
+                Some(stub) => stub.open().await,
+                None => Ok(()),
+            }
         };
         match done.await {
-            Ok(()) => return Ok(()),
-            Err(StubClientError::Conflict { .. }) => superseded(context).await,
+            // What was ordered since counts, and this must not be ordered again.
+            Ok(()) | Err(StubClientError::Overtaken) => return Ok(()),
+            Err(error) if context.is_superseding(&error) => superseded(context).await,
             Err(StubClientError::Unauthorized(_)) => return Err(FailureCause::Refused),
             Err(error) => {
                 tracing::debug!(engine = %context.id, %error, "cannot set up the stub yet, retrying")
@@ -263,16 +220,19 @@ pub(super) async fn open_stub(context: &EngineContext, proxy: SocketAddr) -> Res
     }
 }
 
-/// Sets up a stub again after its container restarted.
+/// Sets up a stub again after its container restarted. That of a requester is set up by the pairing controller.
 pub(super) async fn restore(client: Arc<EngineClient>, context: Arc<EngineContext>) {
-    open(Arc::clone(&client), Arc::clone(&context)).await;
+    if !context.placement.dual_pods {
+        open(Arc::clone(&client), Arc::clone(&context)).await;
+    }
     set_readiness(&context, client.address, true).await;
 }
 
 /// Closes the stub's gate and reports when no request is under way any more.
 pub(super) async fn drain(client: Arc<EngineClient>, context: Arc<EngineContext>, cut: bool) {
-    // A requester's gate closes when its Pod is deleted, and its engine stays untouched until no request is under way.
-    if !context.placement.dual_pods {
+    // Without slots, a requester's gate closes when its Pod is deleted, and its engine stays untouched until no request
+    // is under way.
+    if context.placement.has_gate() {
         close_and_drain(&client, &context, cut).await;
     }
     let (engine, generation) = (context.id.clone(), context.generation);
@@ -287,13 +247,19 @@ pub(super) async fn close_and_drain(client: &EngineClient, context: &EngineConte
             pauses.pause().await;
             continue;
         };
-        match stub.drain(cut).await {
+        let drained = async {
+            match context.of_gate(stub).await? {
+                Some(stub) => stub.drain(cut).await,
+                None => Ok(true),
+            }
+        };
+        match drained.await {
             // The drain need not wait for requests, and the stub is unreachable. They end with the Pod.
             Err(_) if cut && time::Instant::now() > given_up => break,
             // A stub with another key never obeys.
             Ok(true) | Err(StubClientError::Unauthorized(_)) => break,
             Ok(false) => continue,
-            Err(StubClientError::Conflict { .. }) => return superseded(context).await,
+            Err(error) if context.is_superseding(&error) => return superseded(context).await,
             Err(error) => {
                 tracing::debug!(engine = %context.id, %error, "the stub did not drain, retrying")
             }
@@ -303,13 +269,17 @@ pub(super) async fn close_and_drain(client: &EngineClient, context: &EngineConte
 }
 
 pub(super) async fn open(client: Arc<EngineClient>, context: Arc<EngineContext>) {
-    if let Err(cause) = open_stub(&context, client.address).await {
+    if !context.placement.has_gate() {
+        return;
+    }
+    if let Err(cause) = open_gate(&context, client.address).await {
         tracing::warn!(engine = %context.id, %cause, "cannot open the stub's gate");
     }
 }
 
 /// Shuts the engine down: closes its stub, releases its Pod, and waits until that is gone. `has_stub`: it has a stub.
 pub(super) async fn shut_down(context: Arc<EngineContext>, mut pod: PodReceiver, has_stub: bool) {
+    actuation::withdraw_order(&context);
     context.shared.mark_releasing(&context.placement, context.id.replica).await;
     let engine_pod = pod.borrow().clone();
     if let Some(engine_pod) = &engine_pod {
@@ -467,6 +437,20 @@ pub(super) async fn superseded(context: &EngineContext) {
 }
 
 impl EngineContext {
+    /// Returns a client for orders about the gate; `None` if the gate of a requester is closed since its stub started.
+    ///
+    /// The gate of a requester has the generation of the pairing controller, which also opens it for the first time.
+    async fn of_gate(&self, stub: StubClient) -> Result<Option<StubClient>, StubClientError> {
+        if self.placement.dual_pods { stub.for_gate_generation().await } else { Ok(Some(stub)) }
+    }
+
+    /// Whether the refusal of an order about the gate shows a newer leader.
+    ///
+    /// The pairing controller may have opened a requester's gate for a newer generation meanwhile.
+    fn is_superseding(&self, error: &StubClientError) -> bool {
+        matches!(error, StubClientError::Conflict { newer_epoch, .. } if *newer_epoch || !self.placement.dual_pods)
+    }
+
     /// Returns a client of the Pod's stub; `None` if this gateway's claim to lead is not fresh.
     pub(super) fn stub(&self, proxy: SocketAddr) -> Option<StubClient> {
         let epoch = self.shared.writer.leadership().ok()?.epoch;

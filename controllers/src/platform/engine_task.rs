@@ -8,7 +8,7 @@ use std::{
     future::{pending, ready},
     net::SocketAddr,
     pin::Pin,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{Arc, OnceLock, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -16,6 +16,7 @@ use rouse::{
     fault::FailureCause,
     fleet::event::Event,
     model::{EngineId, SleepLevel},
+    pairing::ids::{NodeName, RequesterId},
     units::{Generation, Millis},
 };
 use rouse_platform::{
@@ -28,7 +29,7 @@ use tokio::{
 };
 
 use super::{
-    KubernetesContext, ModelPlacement, actuation, confirmation,
+    KubernetesContext, ModelPlacement, actuation, confirmation, engine_location,
     engine_manager::ManagerRequest,
     engine_steps::{self, StepOutcome},
     observe,
@@ -72,14 +73,29 @@ pub(super) enum EngineTaskStart {
     FallingAsleep(SleepLevel),
 }
 
+impl EngineTaskStart {
+    /// Whether a former leader's order to the pairing controller stands, so that the task repeats it at once.
+    ///
+    /// An engine that starts gets its order only once its Pod is known to have the chosen accelerators, and one that is
+    /// to be stopped gets none.
+    const fn repeats_order(self) -> bool {
+        match self {
+            Self::Launch | Self::Starting => false,
+            Self::Awake | Self::Unconfirmed | Self::Asleep | Self::FallingAsleep(_) => true,
+        }
+    }
+}
+
 /// One engine generation and its placement.
 pub(super) struct EngineContext {
     pub(super) shared: Arc<KubernetesContext>,
     pub(super) id: EngineId,
     pub(super) generation: Generation,
     pub(super) placement: Arc<ModelPlacement>,
-    /// The engine's stub has reported its Pod's accelerators.
+    /// The engine's stub has reported its Pod's accelerators. Of no meaning if the leader chose them.
     pub(super) located: AtomicBool,
+    /// The requester that the pairing controller got orders for, with its node. A generation has one Pod.
+    pub(super) ordered: OnceLock<(NodeName, RequesterId)>,
 }
 
 /// The engine's Pod; `None` before it has one and once it is gone.
@@ -98,6 +114,9 @@ pub(super) async fn run(
         EngineTaskStart::Launch => None,
         _ => context.contact(&pod),
     };
+    if start.repeats_order() {
+        actuation::repeat_order(&context, &pod);
+    }
     let mut starting: StepFuture<StepOutcome> = Some(match (start, &client) {
         (EngineTaskStart::Launch, _) => {
             Box::pin(engine_steps::acquire_pod(Arc::clone(&context), pod.clone()))
@@ -259,7 +278,9 @@ impl EngineContext {
     /// Marks the engine as present on this Pod's node until the guard is dropped.
     fn occupy(&self, pod: &PodReceiver) -> Arc<AcceleratorOccupancy> {
         let node = pod.borrow().as_ref().and_then(|pod| pod.node.clone());
-        Arc::new(self.shared.occupancy.occupy(self.id.clone(), node))
+        let chosen =
+            self.placement.location().map(|location| location.accelerators.iter().cloned().collect());
+        Arc::new(self.shared.occupancy.occupy(self.id.clone(), node, chosen))
     }
 
     /// Polls the engine's memory use while it serves. Locates the engine if its start did not.
@@ -282,7 +303,7 @@ impl EngineContext {
                     observe::poll(Arc::clone(&context), pod.clone(), occupancy, since).await;
                 }
             };
-            tokio::join!(engine_steps::locate(&context, &pod), memory);
+            tokio::join!(engine_location::locate(&context, &pod), memory);
         }
     }
 
@@ -291,6 +312,7 @@ impl EngineContext {
         tracing::debug!(engine = %self.id, generation = %self.generation, %cause, "gone");
         self.shared.release(&self.placement, self.id.replica).await;
         self.shared.status_inputs.forget_engine(&self.id);
+        actuation::forget_orders(self);
         let (engine, generation) = (self.id.clone(), self.generation);
         self.shared.request(ManagerRequest::Ended { engine: engine.clone(), generation }).await;
         self.shared.common.send_event(Event::Gone { engine, generation, cause }).await;
@@ -354,5 +376,22 @@ impl RetryBackoff {
     pub(super) async fn pause(&mut self) {
         time::sleep(self.0).await;
         self.0 = (self.0 * 2).min(Millis::secs(1).duration());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_that_starts_or_is_to_stop_gets_no_order_before_its_pod_is_checked() {
+        assert!(!EngineTaskStart::Launch.repeats_order() && !EngineTaskStart::Starting.repeats_order());
+        let adopted = [
+            EngineTaskStart::Awake,
+            EngineTaskStart::Unconfirmed,
+            EngineTaskStart::Asleep,
+            EngineTaskStart::FallingAsleep(SleepLevel::Two),
+        ];
+        assert!(adopted.into_iter().all(EngineTaskStart::repeats_order));
     }
 }

@@ -38,16 +38,19 @@ const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
 /// A change of the ledger.
 #[derive(Debug)]
 pub(super) enum LedgerChange {
-    /// Outcome: `Placed` or `Conflict`. `sleeping_memory`: for an asleep engine, what it keeps if the reservation
-    /// fails.
+    /// Outcome: `Placed` or `Conflict`. `capacities`: those of the accelerators of the request's node, if the request
+    /// has a location. `sleeping_memory`: for an asleep engine, what it keeps if the reservation fails.
     Reserve {
         engine: EngineId,
         generation: Generation,
         request: ReservationRequest,
+        capacities: AcceleratorCapacities,
         sleeping_memory: Option<SleepingMemory>,
     },
     /// The engine sleeps and keeps only this much.
     MarkAsleep { engine: ReservationOwner, sleeping_memory: SleepingMemory },
+    /// The engine sleeps, and is declared to keep this much. If more is reserved for the sleeper, that was measured.
+    AdoptAsleep { engine: ReservationOwner, declared: SleepingMemory },
     /// The engine has been told to stop; its memory stays reserved.
     MarkReleasing { engine: ReservationOwner },
     /// The engine runs there: reserve its memory whether or not there is room.
@@ -138,21 +141,27 @@ impl LedgerChange {
     /// Whether an engine waits for the write: one that is to start or wake, or one that needs the memory.
     const fn is_awaited(&self) -> bool {
         match self {
-            Self::Reserve { .. } | Self::MarkAsleep { .. } | Self::Release { .. } => true,
-            // A start goes on while its location is written.
-            Self::MarkReleasing { .. } | Self::Adopt { .. } | Self::SetLocation { .. } => false,
+            Self::Reserve { .. } | Self::Release { .. } => true,
+            // A start goes on while its location is written. The engine that takes a sleeper's memory reserves it here,
+            // a moment later in the same plan: so a switch between two engines costs one write.
+            Self::MarkAsleep { .. }
+            | Self::AdoptAsleep { .. }
+            | Self::MarkReleasing { .. }
+            | Self::Adopt { .. }
+            | Self::SetLocation { .. } => false,
         }
     }
 
     fn apply(&self, ledger: &mut Ledger, total: Bytes, now: Tick) -> LedgerOutcome {
         match self {
-            Self::Reserve { engine, request, .. } => {
-                if let Err(reason) = ledger.reserve(request, total, now) {
+            Self::Reserve { engine, request, capacities, .. } => {
+                if let Err(reason) = ledger.reserve_at(request, capacities, total, now) {
                     tracing::info!(%engine, %reason, "reservation refused");
                     return LedgerOutcome::Refused(reason);
                 }
             }
             Self::MarkAsleep { engine, sleeping_memory: keeps } => ledger.mark_asleep(engine, *keeps, now),
+            Self::AdoptAsleep { engine, declared } => ledger.adopt_asleep(engine, *declared, now),
             Self::MarkReleasing { engine } => {
                 if let Some(id) = ledger.reservation(engine).map(|known| known.id) {
                     ledger.mark_releasing(id, now);
@@ -181,7 +190,7 @@ impl LedgerChange {
 
     async fn finish(self, shared: &KubernetesContext, pool: &str, outcome: LedgerOutcome) {
         match self {
-            Self::Reserve { engine, generation, sleeping_memory: keeps, .. } => {
+            Self::Reserve { engine, generation, request, sleeping_memory: keeps, .. } => {
                 if let LedgerOutcome::Refused(refusal @ ReservationRefusal::Quota { .. }) = &outcome {
                     shared.report_failure(&engine, generation, &refusal.to_string()).await;
                 }
@@ -196,7 +205,9 @@ impl LedgerChange {
                 }
                 let event = match outcome {
                     LedgerOutcome::Done => {
-                        Event::Placed { engine, generation, accelerators: vec![pool.into()] }
+                        let chosen = request.location.map(|location| location.accelerators);
+                        let accelerators = chosen.unwrap_or_else(|| vec![pool.into()]);
+                        Event::Placed { engine, generation, accelerators }
                     }
                     _ => Event::Conflict { engine, generation },
                 };
@@ -208,18 +219,21 @@ impl LedgerChange {
                 LedgerOutcome::DoesNotFit(error) => Err(error),
                 _ => Ok(()),
             })),
-            Self::MarkReleasing { .. } | Self::Adopt { .. } | Self::MarkAsleep { .. } => {}
+            Self::MarkReleasing { .. }
+            | Self::Adopt { .. }
+            | Self::MarkAsleep { .. }
+            | Self::AdoptAsleep { .. } => {}
         }
     }
 
     /// Returns the change to write instead, if it is unknown whether this one was written.
     async fn compensate(self, shared: &KubernetesContext) -> Self {
         match self {
-            Self::Reserve { engine, generation, request, sleeping_memory: keeps } => {
+            Self::Reserve { engine, generation, request, sleeping_memory: keeps, .. } => {
                 shared.common.send_event(Event::Conflict { engine, generation }).await;
                 let engine = request.engine;
                 match keeps {
-                    Some(keeps) => Self::MarkAsleep { engine, sleeping_memory: keeps },
+                    Some(declared) => Self::AdoptAsleep { engine, declared },
                     None => Self::Release { engine, done: None },
                 }
             }
@@ -267,6 +281,32 @@ mod tests {
         assert!(gather(&mut entries, &mut open).now_or_never().is_some());
         assert_eq!(replicas(&open), [0, 1, 2, 3]);
         assert!(gather(&mut entries, &mut open).now_or_never().is_some(), "the awaited change is among them");
+    }
+
+    #[tokio::test]
+    async fn a_sleeper_shares_its_write_with_the_engine_that_takes_its_memory() {
+        let (tx, mut entries) = mpsc::channel(MAX_BATCH);
+        let sleeping_memory = SleepingMemory { bytes: Bytes::gib(1), host_bytes: Bytes::ZERO };
+        let mut open = vec![LedgerChange::MarkAsleep { engine: engine(0), sleeping_memory }];
+        assert!(gather(&mut entries, &mut open).now_or_never().is_none(), "no engine waits for this alone");
+        let request = ReservationRequest {
+            engine: engine(1),
+            count: 1,
+            bytes: Bytes::gib(1),
+            host_bytes: Bytes::ZERO,
+            quota: None,
+            location: None,
+        };
+        let wakes = LedgerChange::Reserve {
+            engine: EngineId::new("m".into(), 1),
+            generation: Generation(1),
+            request,
+            capacities: AcceleratorCapacities::default(),
+            sleeping_memory: None,
+        };
+        tx.try_send(wakes).unwrap();
+        assert!(gather(&mut entries, &mut open).now_or_never().is_some(), "an engine is about to wake");
+        assert!(matches!(open[..], [LedgerChange::MarkAsleep { .. }, LedgerChange::Reserve { .. }]));
     }
 
     #[tokio::test]

@@ -1,7 +1,7 @@
 //! Tracks which engines are on which accelerators, as far as known.
 //!
-//! A reading covers an accelerator, and counts as one engine's only if that engine is alone there. The gateway does not
-//! pick accelerators: the kubelet does, and stubs or DCGM's exporter report them.
+//! A reading covers an accelerator, and counts as one engine's only if that engine is alone there. Except in pools of
+//! slots, the gateway does not pick accelerators: the kubelet does, and stubs or DCGM's exporter report them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,8 +39,14 @@ pub(super) struct AcceleratorOccupancy {
 }
 
 impl OccupancyMap {
-    pub(super) fn occupy(self: &Arc<Self>, engine: EngineId, node: Option<String>) -> AcceleratorOccupancy {
-        self.all().insert(engine.clone(), Occupant { node: node.clone(), accelerators: None });
+    /// Adds an engine. `accelerators`: those that the leader chose; `None` if they are reported later.
+    pub(super) fn occupy(
+        self: &Arc<Self>,
+        engine: EngineId,
+        node: Option<String>,
+        accelerators: Option<BTreeSet<AcceleratorId>>,
+    ) -> AcceleratorOccupancy {
+        self.all().insert(engine.clone(), Occupant { node: node.clone(), accelerators });
         AcceleratorOccupancy { occupancy: Arc::clone(self), engine, node }
     }
 
@@ -139,7 +145,7 @@ mod tests {
     }
 
     fn enter(occupancy_map: &Arc<OccupancyMap>, model: &str, node: &str) -> AcceleratorOccupancy {
-        occupancy_map.occupy(EngineId::new(model.into(), 0), Some(node.to_owned()))
+        occupancy_map.occupy(EngineId::new(model.into(), 0), Some(node.to_owned()), None)
     }
 
     #[test]
@@ -164,8 +170,20 @@ mod tests {
         assert!(a.is_exclusive(&ids(&["1"]), true));
         let _elsewhere = enter(&tenants, "c", "m");
         assert!(a.is_exclusive(&ids(&["1"]), true), "it is at another node");
-        let _anywhere = tenants.occupy(EngineId::new("d".into(), 0), None);
+        let _anywhere = tenants.occupy(EngineId::new("d".into(), 0), None, None);
         assert!(!a.is_exclusive(&ids(&["1"]), true));
+    }
+
+    #[test]
+    fn an_engine_whose_accelerators_the_leader_chose_is_there_before_any_report() {
+        let tenants: Arc<OccupancyMap> = Arc::default();
+        let a = enter(&tenants, "a", "n");
+        let chosen = Some(ids(&["1"]));
+        let b = tenants.occupy(EngineId::new("b".into(), 0), Some("n".to_owned()), chosen);
+        assert!(!a.is_exclusive(&ids(&["1"]), false));
+        assert!(a.is_exclusive(&ids(&["2"]), true), "the other is known to be elsewhere");
+        drop(b);
+        assert!(a.is_exclusive(&ids(&["1"]), false));
     }
 
     /// The answer of [`AcceleratorOccupancy::is_exclusive`] by a walk over all engines.
@@ -198,7 +216,7 @@ mod tests {
                 match (own.as_ref(), accelerator) {
                     (None, _) => {
                         let id = EngineId::new("m".into(), u32::try_from(engine).unwrap());
-                        *own = Some(map.occupy(id, (node > 0).then(|| node.to_string())));
+                        *own = Some(map.occupy(id, (node > 0).then(|| node.to_string()), None));
                     }
                     (Some(_), None) => *own = None,
                     (Some(own), Some(accelerator)) => {

@@ -74,8 +74,12 @@ async fn adopt(
         tracing::warn!(%engine, pod = %pod.name, "replacing the engine: its stub was started with another key");
         return manager.stop_unadopted(&placement, engine.replica, generation, Some(pod)).await;
     }
+    if !placement.is_placed() {
+        tracing::warn!(%engine, pod = %pod.name, "replacing the engine: its accelerators are not known");
+        return manager.stop_unadopted(&placement, engine.replica, generation, Some(pod)).await;
+    }
     tracing::info!(%engine, pod = %pod.name, ready, asked, "engine adopted");
-    let accelerators = placement.pool.iter().map(|pool| pool.as_str().into()).collect();
+    let accelerators = placement.accounts();
     let event = Event::Adopted {
         engine: engine.clone(),
         generation,
@@ -92,13 +96,14 @@ async fn adopt(
     if let (Some(request), Some(pool)) =
         (placement.reservation_request(engine.replica), placement.pool.clone())
     {
+        // What the leader chose stays reserved, whatever a stub reports.
+        let location = location.filter(|_| placement.location().is_none());
         // The engine runs, whatever is reserved.
         manager.change_pool_ledger(&pool, LedgerChange::Adopt { request, location });
         if let Some(level) = pod.asleep.filter(|_| sleeps) {
             let owner = placement.reservation_owner(engine.replica);
-            let sleeping_memory = placement.sleeping_memory(level);
-            let entry = LedgerChange::MarkAsleep { engine: owner, sleeping_memory };
-            manager.change_pool_ledger(&pool, entry);
+            let declared = placement.sleeping_memory(level);
+            manager.change_pool_ledger(&pool, LedgerChange::AdoptAsleep { engine: owner, declared });
         }
     }
     shared.status_inputs.set_pod(&engine, generation, &pod.name.name);
@@ -168,7 +173,7 @@ async fn end_unadopted(
     for pod in leaving_pods {
         let Some(placement) = placements.of_pod(&pod) else { continue };
         if let Some((replica, generation)) = pod.engine {
-            let placement = reservations.with_reserved_pool(placement, replica);
+            let placement = reservations.reserved_placement(placement, replica, &shared.sidecar);
             manager.stop_unadopted(&placement, replica, generation, Some(pod)).await;
         }
     }
@@ -176,7 +181,8 @@ async fn end_unadopted(
     for entry in &entries {
         let EngineReservation { pool, engine, .. } = entry;
         if let Some(placement) = placements.of_owner(engine) {
-            let reserved_placement = reservations.with_reserved_pool(placement, engine.replica);
+            let reserved_placement =
+                reservations.reserved_placement(placement, engine.replica, &shared.sidecar);
             if reserved_placement.pool.as_ref() == Some(pool) {
                 manager.stop_unadopted(&reserved_placement, engine.replica, Generation(0), None).await;
             } else {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use kube::api::ObjectMeta;
 use rouse::{
     model::VariantName,
+    pairing::settings::PairingSettings,
     units::{Millis, Tick},
 };
 use rouse_config::EngineConfig;
@@ -13,10 +14,11 @@ use serde_json::json;
 use super::ModelPlacement;
 use crate::{
     convert::{ConversionPolicy, ConvertedModel, ModelHosting, convert},
-    crd::{InferenceModel, ledger::ObjectName},
+    crd::{InferenceModel, ledger::ObjectName, pool::NVIDIA_GPU},
     engine_pod::EnginePod,
     label,
-    workload::ModelRef,
+    stub_key::StubKey,
+    workload::{ModelRef, Sidecar},
     writer::fence::SeenObject,
 };
 
@@ -40,11 +42,19 @@ pub(super) fn placement(model: &str, namespace: &str) -> ModelPlacement {
         pool: None,
         quota: None,
         taint: None,
+        resource: NVIDIA_GPU.to_owned(),
+        slots: None,
         meter_lag: Millis::ZERO,
         shared_accelerators: false,
         dual_pods: false,
         template_hash: "0".repeat(8),
     }
+}
+
+/// Builds the settings of the injected stub.
+pub(super) fn sidecar() -> Sidecar {
+    let timing = PairingSettings::default();
+    Sidecar { image: "stub:1".to_owned(), pull_policy: None, key: StubKey::example(), timing }
 }
 
 /// Returns this placement for another model, without the cost of another conversion.

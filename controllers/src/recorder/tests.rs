@@ -95,6 +95,19 @@ fn why_a_pod_waits_is_told_again_where_it_is_another_reason() {
 }
 
 #[test]
+fn an_event_on_an_object_without_a_namespace_is_in_the_default_one() {
+    let (mut book, now) = (EventAggregator::default(), Instant::now());
+    let object = ObjectName::new("", "gpu-0123456789");
+    let content = EventReason::NodeLost.with_note("the node a is gone");
+    let regarding = RegardingKind::DeviceInstance;
+    book.note(EventRequest { regarding, object, uid: "u".to_owned(), content }, now, at(0));
+    let event = next(&mut book, now).unwrap();
+    assert_eq!(event.metadata.namespace.as_deref(), Some("default"));
+    let regarding = event.regarding.unwrap();
+    assert_eq!((regarding.namespace, regarding.kind.as_deref()), (None, Some("DeviceInstance")));
+}
+
+#[test]
 fn there_are_never_more_than_are_kept() {
     let (mut book, now) = (EventAggregator::default(), Instant::now());
     for n in 0..MAX_SERIES + 100 {

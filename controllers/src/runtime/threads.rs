@@ -18,10 +18,12 @@ pub(super) struct Threads {
     pub(super) saturation: ControllerThread,
     /// Carries out Warmups, if they are enabled.
     pub(super) warmup: Option<ControllerThread>,
+    /// Keeps the slots of shared devices, if that is enabled.
+    pub(super) slots: Option<ControllerThread>,
 }
 
 impl Threads {
-    pub(super) fn start(dual_pods: bool, warmup: bool) -> anyhow::Result<Self> {
+    pub(super) fn start(dual_pods: bool, warmup: bool, slots: bool) -> anyhow::Result<Self> {
         let start = |name| ControllerThread::start(name).context("cannot start a controller thread");
         Ok(Self {
             lease: start("lease")?,
@@ -30,6 +32,7 @@ impl Threads {
             engines: start("engines")?,
             saturation: start("saturation")?,
             warmup: warmup.then(|| start("warmup")).transpose()?,
+            slots: slots.then(|| start("slots")).transpose()?,
         })
     }
 }

@@ -2,11 +2,12 @@
 //!
 //! | watched | by | while |
 //! |---|---|---|
-//! | InferenceModels, pools, AcceleratorNodes, Nodes | the model controller; all but pools also by saturation, Nodes also by dual pods and Warmups, AcceleratorNodes also by Warmups | always: a follower serves what follows from them |
+//! | InferenceModels, pools, AcceleratorNodes, Nodes | the model controller; all but pools also by saturation, Nodes also by dual pods, Warmups and slots, AcceleratorNodes also by Warmups | always: a follower serves what follows from them |
 //! | the ConfigMap of thresholds | saturation | always: it changes rarely |
 //! | GatewayReplicas | the driver | always: a follower knows the other gateways |
 //! | Pods | the engine manager, dual pods, Warmups | leading: only the leader places engines |
 //! | Warmups, their Pods, the Pods of RoleBasedGroups | Warmups | leading: only the leader warms nodes |
+//! | DeviceConfigurations, DeviceInstances, Pods that have failed | slots | leading: only the leader frees slots and deletes rejected Pods |
 //! | the public project's kinds, `gpu-map` | dual pods | always: they change rarely, and a new leader needs all of them |
 //!
 //! The only Secret is read once, at the start (`stub_key`).
@@ -14,7 +15,7 @@
 use std::{collections::BTreeSet, fmt::Debug, sync::Arc, time::Duration};
 
 use k8s_openapi::{
-    NamespaceResourceScope,
+    ClusterResourceScope, NamespaceResourceScope,
     api::core::v1::{ConfigMap, Node, NodeSpec, NodeStatus, Pod},
 };
 use kube::{Client, Resource};
@@ -24,15 +25,17 @@ use tokio::{runtime::Handle, sync::watch, task::JoinSet, time};
 use crate::{
     cache::{Cache, Subscription},
     crd::{
-        self, AcceleratorNode, AcceleratorPool, GatewayReplica, InferenceModel, Warmup,
+        self, AcceleratorNode, AcceleratorPool, DeviceConfiguration, DeviceInstance, GatewayReplica,
+        InferenceModel, Warmup,
         fma::{GROUP, InferenceServerConfig, LauncherConfig, LauncherPopulationPolicy},
     },
-    dual_pods::{GPU_MAP, NODE_READY_CONDITION, PairingWatches},
+    dual_pods::{GPU_MAP, NODE_READY_CONDITION, PairingWatches, engine_orders::EngineOrderReceiver},
     engine_pod,
     index::Resolved,
     kit::Terms,
     model_controller::ModelWatches,
     saturation::{self, SaturationWatches},
+    slots::{self, DeviceSlotsWatches},
     warmup::{self, GROUP_LABEL, NODE_DISK_PRESSURE_CONDITION, WARMUP_LABEL, WarmupWatches},
     watch::{InitialLists, WatchTarget, drop_managed_fields, wait_until_listable},
     workload,
@@ -55,6 +58,16 @@ pub(super) struct ClusterWatches {
     thresholds: Cache<ConfigMap>,
     dual_pods: Option<DualPodsCaches>,
     warmup: Option<WarmupCaches>,
+    slots: Option<SlotsCaches>,
+}
+
+/// What only the controller of slots reads.
+struct SlotsCaches {
+    configurations: Cache<DeviceConfiguration>,
+    instances: Cache<DeviceInstance>,
+    failed_pods: Cache<Pod>,
+    /// Lists of both kinds. No gateway waits for them.
+    lists: InitialLists,
 }
 
 /// What only Warmups read.
@@ -89,6 +102,7 @@ impl ClusterWatches {
             thresholds: Cache::default(),
             dual_pods: None,
             warmup: None,
+            slots: None,
         }
     }
 
@@ -122,7 +136,11 @@ impl ClusterWatches {
     }
 
     /// Adds the controller of dual pods.
-    pub(super) fn pairing(&mut self, resolved: watch::Receiver<Option<Arc<Resolved>>>) -> PairingWatches {
+    pub(super) fn pairing(
+        &mut self,
+        resolved: watch::Receiver<Option<Arc<Resolved>>>,
+        orders: EngineOrderReceiver,
+    ) -> PairingWatches {
         let caches = self.dual_pods.get_or_insert_default();
         PairingWatches {
             pods: self.pods.subscribe(),
@@ -132,6 +150,7 @@ impl ClusterWatches {
             launcher_configs: caches.launcher_configs.subscribe(),
             policies: caches.policies.subscribe(),
             resolved,
+            orders,
         }
     }
 
@@ -153,6 +172,20 @@ impl ClusterWatches {
             resolved,
         };
         self.warmup = Some(WarmupCaches { warmups, warmup_pods, group_pods, lists });
+        watches
+    }
+
+    /// Adds the controller of slots. `lists` records which lists of its kinds are missing.
+    pub(super) fn slots(&mut self, lists: InitialLists) -> DeviceSlotsWatches {
+        let (mut configurations, mut instances) = (Cache::default(), Cache::default());
+        let mut failed_pods = Cache::default();
+        let watches = DeviceSlotsWatches {
+            configurations: configurations.subscribe(),
+            instances: instances.subscribe(),
+            rejected_pods: failed_pods.subscribe_to(slots::is_rejected),
+            nodes: self.nodes.subscribe(),
+        };
+        self.slots = Some(SlotsCaches { configurations, instances, failed_pods, lists });
         watches
     }
 
@@ -178,6 +211,7 @@ impl ClusterWatches {
             thresholds,
             dual_pods,
             warmup,
+            slots,
         } = self;
         let in_namespaces = |slim| targets::<InferenceModel>(&client, &namespaces, slim);
         tasks.spawn_on(models.run(in_namespaces(slim), awaited.clone()), on);
@@ -210,6 +244,9 @@ impl ClusterWatches {
         tasks.spawn_on(thresholds.run(vec![map], InitialLists::default()), on);
 
         if let Some(caches) = warmup {
+            caches.start(&client, &namespaces, terms, tasks, on);
+        }
+        if let Some(caches) = slots {
             caches.start(&client, &namespaces, terms, tasks, on);
         }
         if let Some(DualPodsCaches { gpu_map, server_configs, launcher_configs, policies }) = dual_pods {
@@ -258,6 +295,47 @@ impl WarmupCaches {
         };
         tasks.spawn_on(watch, on);
     }
+}
+
+impl SlotsCaches {
+    fn start(
+        self,
+        client: &Client,
+        namespaces: &BTreeSet<Option<String>>,
+        terms: &Terms,
+        tasks: &mut JoinSet<()>,
+        on: &Handle,
+    ) {
+        let Self { configurations, instances, failed_pods, lists } = self;
+        let failed = targets::<Pod>(client, namespaces, drop_managed_fields);
+        let failed = failed.into_iter().map(|target| target.fields(slots::FAILED_PODS.to_owned()));
+        // The right to list the Pods of engines covers these Pods, too.
+        let watch = failed_pods.run_while_leading(failed.collect(), InitialLists::default(), terms.clone());
+        tasks.spawn_on(watch, on);
+        tasks.spawn_on(watch_slots_objects(client.clone(), configurations, lists.clone(), terms.clone()), on);
+        tasks.spawn_on(watch_slots_objects(client.clone(), instances, lists, terms.clone()), on);
+    }
+}
+
+/// What to do if the API server does not have the kinds of shared devices.
+const NO_SLOTS: &str = "the cluster does not have this kind: apply charts/rouse/crds";
+
+/// Watches one of the kinds of shared devices while leading, once the API server has that kind.
+async fn watch_slots_objects<K>(client: Client, cache: Cache<K>, lists: InitialLists, terms: Terms)
+where
+    K: Resource<DynamicType = (), Scope = ClusterResourceScope>
+        + Clone
+        + DeserializeOwned
+        + Debug
+        + Send
+        + Sync
+        + 'static,
+{
+    let plural = K::plural(&());
+    wait_for_kind(&client, crd::GROUP, &plural, || lists.record_kind(&plural, Some(NO_SLOTS))).await;
+    lists.record_kind(&plural, None);
+    let all = vec![WatchTarget::cluster_wide(&client, drop_managed_fields)];
+    cache.run_while_leading(all, lists, terms).await;
 }
 
 /// What to do if the API server does not have Warmups.

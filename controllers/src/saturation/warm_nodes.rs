@@ -15,7 +15,7 @@ use rouse::units::Bytes;
 use crate::{
     convert::ModelVariant,
     crd::AcceleratorNode,
-    dual_pods::NODE_READY_CONDITION,
+    dual_pods::takes_pods,
     index::{ResolvedNode, ServedVariant},
     label,
     watch::{Delta, WatchedObject},
@@ -98,7 +98,7 @@ impl WarmNodes {
         for key in warm {
             self.by_label.entry(key.clone()).or_default().insert(name.clone());
         }
-        let node = WarmNode { labels: labels.clone(), is_schedulable: is_schedulable(node) };
+        let node = WarmNode { labels: labels.clone(), is_schedulable: takes_pods(node) };
         self.nodes.insert(name, node);
     }
 
@@ -119,14 +119,4 @@ impl WarmNodes {
         let reserved = node.status.as_ref().and_then(|status| status.reserved.as_ref()?.bytes().ok());
         self.reserved.insert(node.name_any(), reserved.unwrap_or_default());
     }
-}
-
-/// Whether the node takes new Pods: it is not cordoned, and its kubelet reports that it is ready.
-fn is_schedulable(node: &Node) -> bool {
-    let is_cordoned = node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true);
-    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let is_unready = conditions
-        .filter(|condition| condition.type_ == NODE_READY_CONDITION)
-        .any(|condition| condition.status != "True");
-    !is_cordoned && !is_unready && node.metadata.deletion_timestamp.is_none()
 }

@@ -33,7 +33,8 @@ pub fn node_status(
 ) -> AcceleratorNodeStatus {
     let before = stored.conditions.as_slice();
     let listed = u32::try_from(resolved_node.capacities.by_uuid.len()).unwrap_or(u32::MAX);
-    let accelerators = if is_listed_externally(stored) {
+    // In a pool with slots, only the node agent lists accelerators.
+    let accelerators = if is_listed_externally(stored) || resolved_node.slots.is_some() {
         Vec::new()
     } else {
         reported_accelerators(resolved_node, reservations, stored)
@@ -76,9 +77,11 @@ fn reported_accelerators(
         listed.iter_mut().for_each(|accelerator| accelerator.capacity = each.into());
         listed.extend(reserved.difference(&known).map(|uuid| NodeAccelerator {
             uuid: (*uuid).to_owned(),
+            index: None,
             capacity: each.into(),
             healthy: true,
             last_sleep: None,
+            last_seen: None,
         }));
     }
     let offered = resolved_node.accelerators as usize;
@@ -211,6 +214,18 @@ mod tests {
         is(&["D"], 2, Some(79), "D 79Gi", "one was replaced");
         is(&["A", "D"], 1, Some(79), "D 79Gi, A 79Gi", "what Pods have is there");
         is(&[], 1, Some(79), "", "one of them is gone");
+    }
+
+    #[test]
+    fn only_a_node_agent_lists_accelerators_with_slots() {
+        let accelerator = json!({"uuid": "A", "capacity": "79Gi", "healthy": true});
+        let stored: AcceleratorNodeStatus =
+            serde_json::from_value(json!({"accelerators": [accelerator], "partial": true})).unwrap();
+        let place = ResolvedNode { slots: Some(4), ..offers(1, Some(Bytes::gib(80))) };
+        let held = on_accelerator("A");
+        let wanted = node_status(&place, &[&held], None, &stored, NOW);
+        assert!(wanted.accelerators.is_empty() && !wanted.partial, "{wanted:?}");
+        assert!(node_differs(&stored, &wanted), "a partial list from before the slots goes");
     }
 
     #[test]

@@ -46,8 +46,10 @@ pub fn pool_differs(stored: Option<&AcceleratorPoolStatus>, desired: &Accelerato
 }
 
 fn capacity_summary(pool: &ResolvedPool) -> String {
+    let slots = pool.slots.as_ref();
+    let slots = slots.map(|slots| format!(" of {}", pluralize(slots.each, "slot"))).unwrap_or_default();
     let mut text = format!(
-        "{} with {}, {} to grant",
+        "{} with {}{slots}, {} to grant",
         pluralize(pool.nodes, "node"),
         pluralize(pool.accelerators, "accelerator"),
         pool.total.unwrap_or(Bytes::ZERO)

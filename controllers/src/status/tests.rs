@@ -16,7 +16,7 @@ use crate::{
         inference_model::{EngineState, EngineStatus, LearnedStatus, SaturationStatus, SaturationTarget},
         ledger::{Ledger, ObjectName, Reservation, ReservationState},
     },
-    index::{ClusterIndex, IndexedObject, Resolved, ResolvedNode, WatchScope},
+    index::{ClusterIndex, IndexedObject, PoolSlots, Resolved, ResolvedNode, ResolvedPool, WatchScope},
     label,
     published::PublishedModel,
 };
@@ -470,6 +470,10 @@ fn a_pool_says_what_it_has_or_why_it_is_not_ready() {
     assert_eq!((ready.status.as_str(), ready.reason.as_str()), ("True", "Ready"));
     assert!(pool_differs(Some(&stored), &status));
     assert!(!pool_differs(Some(&status), &pool_status(&good.pools["m"], Some(&status), LATER)));
+    let slots = Some(PoolSlots { configuration: "h100".into(), each: 4 });
+    let with_slots = ResolvedPool { slots, ..good.pools["m"].clone() };
+    let message = &pool_status(&with_slots, None, NOW).conditions[0].message;
+    assert!(message.contains("0 accelerators of 4 slots, "), "{message}");
     // A reservation is no change for the pool's status writer.
     let booked = crate::crd::AcceleratorPoolStatus { count: 7, ..status.clone() };
     assert!(!pool_differs(Some(&booked), &status));

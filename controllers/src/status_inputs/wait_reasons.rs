@@ -156,10 +156,8 @@ mod tests {
 
     fn configure(fleet: &mut Fleet, own: Bytes, other: Bytes, memory: Bytes) -> (Plan, RoutingChanges) {
         let pool = |(id, capacity): (&str, Bytes)| Accelerator {
-            id: id.into(),
-            capacity,
-            metered: false,
             units: Some(2),
+            ..Accelerator::new(id.into(), capacity)
         };
         let configuration = FleetConfig {
             settings: FleetSettings::default(),

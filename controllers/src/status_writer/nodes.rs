@@ -86,7 +86,8 @@ impl StatusWriter {
         let reservations = rows.get(name).map(Vec::as_slice).unwrap_or_default();
         let stored = self.nodes.get(name);
         let used = resolved_node.pool.as_ref().is_some_and(|pool| self.used_pools.contains(pool));
-        let has = resolved_node.accelerators > 0 || !reservations.is_empty();
+        // A node agent lists accelerators in an object that exists, and may not create it.
+        let has = resolved_node.accelerators > 0 || resolved_node.slots.is_some() || !reservations.is_empty();
         if stored.is_none() && !(used && has) {
             return;
         }

@@ -16,6 +16,9 @@ pub(crate) enum StubClientError {
     /// Status 409 with this client's epoch and generation: the stub still executes an earlier order, for example.
     #[error("the stub is busy: {0}")]
     Busy(String),
+    /// Status 412: a later order about the gate has arrived before this one, and counts.
+    #[error("a later order about the stub's gate has arrived before this one")]
+    Overtaken,
     /// Status 401: the stub was started with another key.
     #[error("the stub rejected the token: it was started with another key")]
     Unauthorized(String),
@@ -47,6 +50,7 @@ impl StubClientError {
                 let newer_epoch = conflicting_gate(reply).is_some_and(|gate| gate.epoch > epoch);
                 Self::Conflict { newer_epoch, text }
             }
+            412 => Self::Overtaken,
             502 if stays_awake(reply) => Self::StaysAwake(text),
             status => Self::Refused { status, text },
         }
@@ -107,6 +111,8 @@ mod tests {
     fn a_stub_without_a_call_refuses_it_and_one_that_starts_is_unavailable() {
         assert_eq!(refusal(404, "no").to_string(), "the stub returned status 404: no");
         assert!(refusal(401, "").is_unauthorized());
+        let overtaken = refusal(412, r#"{"reason":"late","gated":true,"epoch":2,"generation":1,"leases":0}"#);
+        assert!(matches!(overtaken, StubClientError::Overtaken), "no newer leader: {overtaken}");
         assert!(refusal(503, "").is_unavailable() && !refusal(500, "").is_unavailable());
     }
 }

@@ -22,20 +22,20 @@ use rouse::{
 use self::{
     known_warmup::KnownWarmup,
     nodes::{CandidateChange, NodeIndex},
-    pods::{GroupPods, PullingEngines, WarmupPods, missing},
+    pods::{GroupPods, PullingEngines, WarmupPods},
     resolved_changes::ResolvedChanges,
 };
 use super::{
     node_facts::canonical,
     status,
-    targets::{ResolvedTargets, TargetInputs, targets},
+    targets::{CandidateNode, ResolvedTargets, TargetInputs, concerned, targets},
 };
 use crate::{
     convert::warmup::{convert, model_set},
     crd::{AcceleratorNode, Warmup, ledger::ObjectName},
     index::Resolved,
     metrics::WarmSetGauge,
-    watch::{Delta, WatchedObject},
+    watch::{Delta, WatchedObject, missing},
     writer::fence::SeenObject,
 };
 
@@ -112,6 +112,7 @@ impl WarmupIndex {
         self.kept_models = None;
         self.resolved_changed = true;
         self.warm_sets_changed = true;
+        self.nodes.forget_changes();
         self.nodes.mark_all();
     }
 
@@ -337,17 +338,47 @@ impl WarmupIndex {
         }
     }
 
+    /// Marks the Warmups whose targets may follow otherwise from what has changed. Looks at no node that has not.
+    fn mark_stale(&mut self) {
+        let groups = self.groups.take_changed();
+        let changes = self.nodes.take_candidate_changes();
+        if changes.is_empty() && groups.is_empty() {
+            return;
+        }
+        let candidates = self.nodes.candidates();
+        let exists = |name: &NodeName| Some((name.clone(), candidates.get(name)?.clone()));
+        let nodes: BTreeMap<NodeName, CandidateNode> = changes.keys().filter_map(exists).collect();
+        let is_stale = |name: &ObjectName, known: &KnownWarmup| {
+            !self.stale.contains(name)
+                && (known.group().is_some_and(|group| groups.contains(group))
+                    || self.concerns(&changes, &nodes, known))
+        };
+        let stale = self.warmups.iter().filter(|(name, known)| is_stale(name, known));
+        let stale: Vec<ObjectName> = stale.map(|(name, _)| name.clone()).collect();
+        self.stale.extend(stale);
+    }
+
+    /// Whether the targets may follow otherwise from the nodes that have changed. `nodes`: those that exist.
+    fn concerns(
+        &self,
+        changes: &BTreeMap<NodeName, CandidateChange>,
+        nodes: &BTreeMap<NodeName, CandidateNode>,
+        known: &KnownWarmup,
+    ) -> bool {
+        let least = known.least_change();
+        let changed = changes.iter().filter(|(_, change)| **change >= least).map(|(name, _)| name);
+        let changed: Vec<&NodeName> = changed.collect();
+        let Some(accepted) = known.accepted.as_ref().ok().filter(|_| !changed.is_empty()) else {
+            return false;
+        };
+        let Some(before) = &known.targets else { return true };
+        let find = |inputs: TargetInputs<'_>| concerned(&accepted.target, &changed, before, inputs);
+        self.with_inputs(known, nodes, &BTreeSet::new(), find)
+    }
+
     /// Looks for the targets of Warmups for which they may have changed.
     fn resolve_targets(&mut self, events: &mut Vec<WarmupEvent>) {
-        let change = self.nodes.take_change();
-        let groups = self.groups.take_changed();
-        if change != CandidateChange::Nothing || !groups.is_empty() {
-            let is_stale = |known: &KnownWarmup| {
-                known.depends_on(change) || known.group().is_some_and(|group| groups.contains(group))
-            };
-            let stale = self.warmups.iter().filter(|(_, known)| is_stale(known));
-            self.stale.extend(stale.map(|(name, _)| name.clone()));
-        }
+        self.mark_stale();
         let mut images_changed = false;
         for name in std::mem::take(&mut self.stale) {
             let Some(known) = self.warmups.get(&name).filter(|known| !known.is_ending()) else { continue };
@@ -387,16 +418,27 @@ impl WarmupIndex {
                 self.nodes.candidates().keys().filter(begun).cloned().collect()
             }
         };
+        let find = |inputs: TargetInputs<'_>| targets(&accepted.target, inputs);
+        self.with_inputs(known, self.nodes.candidates(), &former, find)
+    }
+
+    /// Calls `find` with what the targets of the Warmup follow from, of these nodes.
+    fn with_inputs<T>(
+        &self,
+        known: &KnownWarmup,
+        nodes: &BTreeMap<NodeName, CandidateNode>,
+        former: &BTreeSet<NodeName>,
+        find: impl FnOnce(TargetInputs<'_>) -> T,
+    ) -> T {
         let group_pods = known.group().map(|group| self.groups.of_group(group)).unwrap_or_default();
         let nothing = Resolved::default();
-        let inputs = TargetInputs {
-            nodes: self.nodes.candidates(),
+        find(TargetInputs {
+            nodes,
             group_pods: &group_pods,
             resolved: self.resolved.as_deref().unwrap_or(&nothing),
             stub_image: &self.settings.stub_image,
-            former: &former,
-        };
-        targets(&accepted.target, inputs)
+            former,
+        })
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Node, NodeSystemInfo, Taint};
 use kube::ResourceExt as _;
-use rouse::warmup::{NodeTaint, TaintEffect, WarmSet, WarmupNodeFacts};
+use rouse::warmup::{NodeTaint, NodeUidKey, TaintEffect, WarmSet, WarmupNodeFacts};
 
 use crate::{dual_pods::NODE_READY_CONDITION, image_reference::ImageReference, label};
 
@@ -49,6 +49,7 @@ pub(super) fn node_facts(node: &Node, installation: &str) -> WarmupNodeFacts {
     let warm = node.labels().iter().filter(|(_, value)| *value == installation);
     let warm = warm.filter_map(|(key, _)| key.strip_prefix(label::WARM_PREFIX)).map(WarmSet::from);
     WarmupNodeFacts {
+        uid: node.metadata.uid.as_deref().map(NodeUidKey::new).unwrap_or_default(),
         ready: has_condition(node, NODE_READY_CONDITION) && node.metadata.deletion_timestamp.is_none(),
         cordoned: spec.and_then(|spec| spec.unschedulable) == Some(true),
         disk_pressure: has_condition(node, NODE_DISK_PRESSURE_CONDITION),
@@ -58,7 +59,7 @@ pub(super) fn node_facts(node: &Node, installation: &str) -> WarmupNodeFacts {
     }
 }
 
-fn has_condition(node: &Node, name: &str) -> bool {
+pub(crate) fn has_condition(node: &Node, name: &str) -> bool {
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
     conditions.into_iter().flatten().any(|condition| condition.type_ == name && condition.status == "True")
 }

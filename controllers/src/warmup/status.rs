@@ -47,7 +47,7 @@ pub(super) fn status(
     let progress = &report.progress;
     let before = warmup.status.as_ref();
     let record: Vec<WarmupRecordGroup> = progress.record.groups().into_iter().map(written_group).collect();
-    let record_bytes: usize = record.iter().map(|group| group.nodes.len() + GROUP_BYTES).sum();
+    let record_bytes: usize = record.iter().map(group_bytes).sum();
     let nodes = listed_nodes(&report.nodes, MAX_BYTES.saturating_sub(record_bytes));
     let left_out = u32::try_from(report.nodes.len() - nodes.len()).unwrap_or(u32::MAX);
     let failed = nodes.iter().filter(|node| node.state == WarmupNodeState::Failed);
@@ -133,23 +133,27 @@ fn record(status: &WarmupStatus) -> Result<WarmupRecord, RecordError> {
 }
 
 fn written_group(group: RecordGroup) -> WarmupRecordGroup {
-    let RecordGroup { state, items, attempts, cause, nodes } = group;
+    let RecordGroup { state, items, attempts, cause, nodes, uids } = group;
     let state = match state {
         RecordState::Done => WarmupRecordState::Done,
         RecordState::Failed => WarmupRecordState::Failed,
         RecordState::Retried => WarmupRecordState::Retried,
     };
-    WarmupRecordGroup { state, items, attempts, cause, nodes }
+    WarmupRecordGroup { state, items, attempts, cause, nodes, uids }
 }
 
 fn read_group(group: &WarmupRecordGroup) -> RecordGroup {
-    let WarmupRecordGroup { state, items, attempts, cause, nodes } = group.clone();
+    let WarmupRecordGroup { state, items, attempts, cause, nodes, uids } = group.clone();
     let state = match state {
         WarmupRecordState::Done => RecordState::Done,
         WarmupRecordState::Failed => RecordState::Failed,
         WarmupRecordState::Retried => RecordState::Retried,
     };
-    RecordGroup { state, items, attempts, cause, nodes }
+    RecordGroup { state, items, attempts, cause, nodes, uids }
+}
+
+fn group_bytes(group: &WarmupRecordGroup) -> usize {
+    group.nodes.len() + group.uids.as_ref().map_or(0, String::len) + GROUP_BYTES
 }
 
 fn item_counts(report: &WarmupReport) -> WarmupItemCounts {
@@ -193,7 +197,6 @@ fn node_status(node: &NodeReport, has_message: bool) -> WarmupNodeStatus {
         message: node.cause.as_ref().filter(|_| has_message).map(ToString::to_string),
         attempts: node.attempts,
         next_try: node.next_try.map(time),
-        bytes: None,
         duration_millis: node.duration.map(|duration| duration.0),
         digest: node.digest.clone(),
     }

@@ -1,5 +1,6 @@
 //! Finds the nodes that a Warmup warms, and what each of them should have.
 
+mod concern;
 mod model;
 #[cfg(test)]
 mod tests;
@@ -16,6 +17,7 @@ use rouse::{
     warmup::{NodeItems, TaintEffect, TolerationOperator, WarmupTargets, WarmupToleration},
 };
 
+pub(super) use self::concern::concerned;
 use super::keys;
 use crate::{
     convert::warmup::{NodeActions, WarmupTarget, merge_roles},
@@ -105,8 +107,7 @@ fn named(
     actions: &NodeActions,
     inputs: TargetInputs<'_>,
 ) -> ResolvedTargets {
-    let is_selected = |node: &CandidateNode| !selector.is_empty() && matches(selector, &node.labels);
-    let selected = inputs.nodes.iter().filter(|(_, node)| is_selected(node));
+    let selected = inputs.nodes.iter().filter(|(_, node)| is_selected(selector, node));
     let all: BTreeSet<&NodeName> = names.iter().chain(selected.map(|(name, _)| name)).collect();
     if all.is_empty() {
         return ResolvedTargets::pending("no node has the labels of targetNodes.nodeSelector");
@@ -158,6 +159,11 @@ fn add_toleration(all: &mut Vec<Toleration>, toleration: Toleration) {
     if !is_default && !all.contains(&toleration) {
         all.push(toleration);
     }
+}
+
+/// Whether the selector of a target matches the node. An empty selector matches none.
+fn is_selected(selector: &BTreeMap<String, String>, node: &CandidateNode) -> bool {
+    !selector.is_empty() && matches(selector, &node.labels)
 }
 
 /// Whether the labels have all pairs of the selector.

@@ -26,8 +26,6 @@ const SCHEDULING_FIELDS: [&str; 7] = [
     "priorityClassName",
     "imagePullSecrets",
 ];
-/// Extended resource to request if the template requests none.
-const GPU: &str = "nvidia.com/gpu";
 
 impl Workload<'_> {
     /// Builds the requester of this engine.
@@ -66,6 +64,9 @@ impl Workload<'_> {
                 keys::HOST_MEMORY: Quantity::from(host).to_string(),
             }),
         );
+        if self.slots.is_some() {
+            merge::into(&mut annotations, &json!({keys::ACTUATION: keys::GATEWAY_ACTUATION}));
+        }
         merge::into(&mut annotations, &record::sleep_policy_annotations(self.variant.spec.idle.into()));
         merge::into(&mut annotations, &self.server(engine));
         json!({"metadata": {"annotations": annotations}, "spec": spec_fields})
@@ -96,19 +97,21 @@ impl Workload<'_> {
         affinity::add_preference(spec, "podAffinity", json!({"weight": 100, "podAffinityTerm": term}));
     }
 
-    /// Returns the extended resources of the engine's container, which include its accelerators.
+    /// Returns the extended resources of the engine's container, and those of its accelerators.
+    ///
+    /// Without slots, the former include the latter, unless the template requests none at all.
     fn accelerators(&self, spec: Option<&Value>) -> Value {
         let mut all = spec.and_then(|spec| spec.get("containers")?.as_array()).into_iter().flatten();
         let container = all.find(|it| is_named(it, &self.pod_template.container));
         let limits = container.and_then(|it| it.pointer("/resources/limits")?.as_object());
-        let extended: Map<String, Value> = limits
+        let mut extended: Map<String, Value> = limits
             .into_iter()
             .flatten()
             .filter(|(name, _)| name.contains('/'))
             .map(|(name, amount)| (name.clone(), amount.clone()))
             .collect();
-        if extended.is_empty() {
-            return json!({GPU: self.variant.spec.accelerators.count().to_string()});
+        if self.slots.is_some() || extended.is_empty() {
+            extended.extend(self.accelerator_resources());
         }
         Value::Object(extended)
     }

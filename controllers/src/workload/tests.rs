@@ -6,6 +6,7 @@ use rouse::{
         ids::{NodeName, PairingEngineId, ProviderMode},
         settings::PairingSettings,
     },
+    slots::{instance_name, instance_resource},
     units::{Bytes, Generation, Millis, Tick},
 };
 use serde_json::json;
@@ -13,15 +14,21 @@ use serde_json::json;
 use super::*;
 use crate::{
     convert::{ConversionPolicy, ModelHosting, convert},
-    crd::InferenceModel,
+    crd::{InferenceModel, pool::NVIDIA_GPU},
     dual_pods::{
         keys,
-        provider::{self, ProviderPlacement, ProviderSettings},
+        provider::{self, ProviderPlacement},
         record,
     },
+    ledger::ReservationLocation,
 };
 
 fn workload(spec: Value, look: impl FnOnce(Value)) {
+    workload_in(spec, NVIDIA_GPU, None, look);
+}
+
+/// `resource`: that of the pool.
+fn workload_in(spec: Value, resource: &str, slots: Option<&SlotTerms>, look: impl FnOnce(Value)) {
     let object = json!({
         "apiVersion": "rouse.dev/v1alpha1", "kind": "InferenceModel",
         "metadata": {"name": "qwen", "namespace": "team", "uid": "u1"},
@@ -45,6 +52,8 @@ fn workload(spec: Value, look: impl FnOnce(Value)) {
         pod_template: pods,
         variant: &model.variants[0],
         taint: Some("gpu"),
+        resource,
+        slots,
         sidecar: &sidecar,
         dual_pods: matches!(model.hosting, ModelHosting::DualPods(_)),
         replicas: 2,
@@ -352,7 +361,7 @@ fn a_requester_asks_for_the_engine_of_the_template_and_for_its_accelerators() {
         };
         let place =
             ProviderPlacement { node: &node, accelerators: &record.engine.accelerators, numbers: None };
-        let made = provider::build(&requester, &place, &record, None, &ProviderSettings::default()).unwrap();
+        let made = provider::build(&requester, &place, &record, None, NVIDIA_GPU).unwrap();
         let spec = made.pod.spec.unwrap();
         let names: Vec<_> = spec.containers.iter().map(|own| own.name.as_str()).collect();
         assert_eq!(names, ["helper", keys::CONTAINER]);
@@ -402,4 +411,104 @@ fn a_variants_template_is_merged_as_the_api_server_merges_one() {
         ]);
         assert_eq!(engine["volumeMounts"], mounts);
     });
+}
+
+fn slots_on(accelerators: &[&str]) -> SlotTerms {
+    let accelerators = accelerators.iter().map(|id| (*id).into()).collect();
+    let location = Some(ReservationLocation { node: "n1".to_owned(), accelerators });
+    SlotTerms { configuration: Some("h100".into()), location }
+}
+
+fn instance(accelerator: &str) -> String {
+    instance_resource(&instance_name(&"h100".into(), accelerator, Some(&"n1".into())))
+}
+
+/// A model whose template requests accelerators by the names that other pools have.
+fn slot_model(mode: &str) -> Value {
+    let limits = json!({"nvidia.com/gpu": "2", "rouse.dev/h100": "2", "rdma/hca": "1", "memory": "1Gi"});
+    json!({
+        "modelName": "m", "memory": "40Gi", "mode": mode, "accelerators": 2,
+        "engine": {"kind": "vllm", "container": "vllm", "sleepMode": "vllm"},
+        "template": {"spec": {"containers": [{
+            "name": "vllm", "image": "vllm:1", "resources": {"limits": limits, "requests": {"nvidia.com/gpu": "2"}},
+        }]}},
+    })
+}
+
+#[test]
+fn a_requester_of_slots_requests_the_accelerators_that_the_leader_chose_and_its_engine_none() {
+    let node = NodeName::from("n1");
+    let mut seen = Vec::new();
+    for on in [["GPU-1", "GPU-2"], ["GPU-3", "GPU-4"]] {
+        workload_in(slot_model("dualPods"), "rouse.dev/h100", Some(&slots_on(&on)), |made| {
+            let pod = &made["spec"]["template"];
+            let resources = pod.pointer("/spec/containers/0/resources").unwrap();
+            for amounts in ["limits", "requests"] {
+                let extended: BTreeMap<String, Value> = resources[amounts]
+                    .as_object()
+                    .unwrap()
+                    .iter()
+                    .filter(|(name, _)| name.contains('/'))
+                    .map(|(name, amount)| (name.clone(), amount.clone()))
+                    .collect();
+                let wanted = [instance(on[0]), instance(on[1]), "rdma/hca".to_owned()];
+                assert_eq!(extended, wanted.map(|name| (name, json!("1"))).into(), "{amounts}");
+            }
+            assert_eq!(pod["metadata"]["annotations"][keys::ACTUATION], "gateway");
+            assert_eq!(pod["spec"]["tolerations"], json!([{"key": "gpu", "operator": "Exists"}]));
+            let requester = pod_of(&made);
+            let patch = keys::read(&requester, keys::SERVER_PATCH).unwrap();
+            assert!(patch.contains("rdma/hca") && !patch.contains("nvidia.com/gpu"), "{patch}");
+            assert!(!patch.contains("rouse.dev/h100"), "{patch}");
+            let engine = provider::patched_engine(&requester, &node).unwrap();
+            seen.push((made["metadata"]["name"].clone(), engine.fingerprint));
+        });
+    }
+    assert_ne!(seen[0].0, seen[1].0, "a Deployment for each choice");
+    assert_eq!(seen[0].1, seen[1].1, "engines on other accelerators are the same engine");
+}
+
+#[test]
+fn an_engine_of_slots_in_mode_deployment_requests_them_itself_and_its_stub_knows_them() {
+    let slots = slots_on(&["GPU-1", "GPU-2"]);
+    workload_in(slot_model("deployment"), "rouse.dev/h100", Some(&slots), |made| {
+        let containers = made.pointer("/spec/template/spec/containers").unwrap();
+        let limits =
+            json!({instance("GPU-1"): "1", instance("GPU-2"): "1", "rdma/hca": "1", "memory": "1Gi"});
+        assert_eq!(containers[0]["resources"], json!({"limits": limits, "requests": {}}));
+        let env = containers[1]["env"].as_array().unwrap();
+        assert!(env.contains(&json!({"name": "ROUSE_ACCELERATORS", "value": "GPU-1,GPU-2"})), "{env:?}");
+        assert_eq!(containers[1]["resources"]["limits"].as_object().unwrap().len(), 1, "its memory");
+        let annotations = &made["spec"]["template"]["metadata"]["annotations"];
+        assert_eq!(annotations.get(keys::ACTUATION), None, "its own stub executes the orders");
+    });
+}
+
+#[test]
+fn before_the_leader_has_chosen_a_pod_requests_any_slots_of_its_pool() {
+    let terms = SlotTerms { location: None, ..slots_on(&[]) };
+    workload_in(slot_model("dualPods"), "rouse.dev/h100", Some(&terms), |made| {
+        let limits = made.pointer("/spec/template/spec/containers/0/resources/limits").unwrap();
+        assert_eq!((&limits["rouse.dev/h100"], limits.get("nvidia.com/gpu")), (&json!("2"), None));
+    });
+}
+
+#[test]
+fn a_pools_own_resource_takes_the_place_of_nvidias() {
+    let spec = |mode: &str| json!({"modelName": "m", "memory": "1Gi", "mode": mode, "accelerators": 2, "containerImage": "x"});
+    for mode in ["deployment", "dualPods"] {
+        workload_in(spec(mode), "amd.com/gpu", None, |made| {
+            let limits = made.pointer("/spec/template/spec/containers/0/resources/limits").unwrap();
+            assert_eq!(
+                (&limits["amd.com/gpu"], limits.get("nvidia.com/gpu")),
+                (&json!("2"), None),
+                "{mode}: {limits}"
+            );
+        });
+        let mut names = Vec::new();
+        for resource in ["nvidia.com/gpu", "amd.com/gpu"] {
+            workload_in(spec(mode), resource, None, |made| names.push(made["metadata"]["name"].clone()));
+        }
+        assert_ne!(names[0], names[1]);
+    }
 }

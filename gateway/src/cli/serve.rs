@@ -23,7 +23,7 @@ pub(super) fn serve(
     // The log starts a thread, and the descriptor table must grow before any thread exists.
     let descriptors = fd_limit::raise().context("cannot read the open file limit")?;
     let lost = TelemetryDropCounters::new();
-    let log = log(options.log_format, &lost)?;
+    let log = start_log(options.log_format, &lost)?;
     tracing::debug!(descriptors, "open file limit");
     let source = app::ConfigSource { file, api: options.api, admin: options.admin, platform };
     let ended = start(source, options, lost);
@@ -73,7 +73,11 @@ pub(super) fn check(file: &Path) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn log(format: LogFormat, drop_counters: &TelemetryDropCounters) -> anyhow::Result<GatewayLog> {
+/// Starts the log to standard error. Must be called before any other thread starts.
+pub(super) fn start_log(
+    format: LogFormat,
+    drop_counters: &TelemetryDropCounters,
+) -> anyhow::Result<GatewayLog> {
     let filter = match std::env::var("ROUSE_LOG") {
         Ok(text) => EnvFilter::try_new(text).context("ROUSE_LOG is not a valid log filter")?,
         Err(_) => EnvFilter::new("info"),

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     io::{IsTerminal as _, Write},
+    iter,
     time::Duration,
 };
 
@@ -10,7 +11,7 @@ use http_body_util::BodyExt as _;
 use rouse::{
     fault::WaitDetails,
     fleet::report::{FleetView, ModelState, VariantReport},
-    model::{ModelName, VariantName},
+    model::{AcceleratorId, ModelName, VariantName},
     sim::journal::JournalLine,
     units::{Bytes, Tick, pluralize},
 };
@@ -160,8 +161,28 @@ impl EventStreamReader {
 }
 
 fn render_fleet(view: &FleetView, colours: bool) -> String {
-    let mut models = vec![row(["MODEL", "STATE", "WAITING", "LEASES", "MEMORY", "REASON"])];
-    models.extend(view.models.iter().map(|model| {
+    let slots = slots_by_accelerator(view);
+    [model_rows(view), engine_rows(view, &slots), memory_rows(view, &slots)]
+        .iter()
+        .filter(|rows| rows.len() > 1)
+        .map(|rows| table(rows, colours))
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+/// Returns the taken slots and all slots of each accelerator that has slots.
+fn slots_by_accelerator(view: &FleetView) -> BTreeMap<&AcceleratorId, String> {
+    let with_slots = view.accelerators.iter().filter(|accelerator| accelerator.pool.is_some());
+    let slots = with_slots.filter_map(|accelerator| {
+        let (all, taken) = (accelerator.units?, accelerator.units_taken.unwrap_or_default());
+        Some((&accelerator.id, format!("{taken}/{all}")))
+    });
+    slots.collect()
+}
+
+fn model_rows(view: &FleetView) -> Vec<Vec<String>> {
+    let mut rows = vec![row(["MODEL", "STATE", "WAITING", "LEASES", "MEMORY", "REASON"])];
+    rows.extend(view.models.iter().map(|model| {
         let state = if model.pinned {
             format!("{}, pinned", model.state.as_str())
         } else {
@@ -176,8 +197,13 @@ fn render_fleet(view: &FleetView, colours: bool) -> String {
             &truncate_to_seconds(&model.reason),
         ])
     }));
-    let mut engines = vec![row(["ENGINE", "STATE", "SINCE", "LEASES", "ON", "RESERVED", "HOST"])];
-    engines.extend(view.engines.iter().map(|engine| {
+    rows
+}
+
+/// Returns the rows of engines, with a column of slots if an accelerator has some.
+fn engine_rows(view: &FleetView, slots: &BTreeMap<&AcceleratorId, String>) -> Vec<Vec<String>> {
+    let mut rows = vec![row(["ENGINE", "STATE", "SINCE", "LEASES", "ON", "RESERVED", "HOST"])];
+    rows.extend(view.engines.iter().map(|engine| {
         let on: Vec<_> = engine.accelerators.iter().map(ToString::to_string).collect();
         row([
             &engine.engine.to_string(),
@@ -189,8 +215,20 @@ fn render_fleet(view: &FleetView, colours: bool) -> String {
             &engine.host.to_string(),
         ])
     }));
-    let mut memory = vec![row(["ACCELERATOR", "CAPACITY", "RESERVED", "OBSERVED", ""])];
-    memory.extend(view.accelerators.iter().map(|accelerator| {
+    if !slots.is_empty() {
+        let of_engine = view.engines.iter().map(|engine| {
+            let of_each = engine.accelerators.iter().filter_map(|id| slots.get(id).map(String::as_str));
+            of_each.collect::<Vec<_>>().join(",")
+        });
+        insert_column(&mut rows, 5, "SLOTS", of_engine);
+    }
+    rows
+}
+
+/// Returns the rows of memory, with columns of slots and nodes if an accelerator has slots.
+fn memory_rows(view: &FleetView, slots: &BTreeMap<&AcceleratorId, String>) -> Vec<Vec<String>> {
+    let mut rows = vec![row(["ACCELERATOR", "CAPACITY", "RESERVED", "OBSERVED", ""])];
+    rows.extend(view.accelerators.iter().map(|accelerator| {
         let observed = accelerator.observed.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string());
         row([
             accelerator.id.as_str(),
@@ -202,14 +240,24 @@ fn render_fleet(view: &FleetView, colours: bool) -> String {
     }));
     let host = &view.host;
     if host.capacity > Bytes::ZERO {
-        memory.push(row(["host RAM", &host.capacity.to_string(), &host.reserved.to_string(), "-", ""]));
+        rows.push(row(["host RAM", &host.capacity.to_string(), &host.reserved.to_string(), "-", ""]));
     }
-    [models, engines, memory]
-        .iter()
-        .filter(|rows| rows.len() > 1)
-        .map(|rows| table(rows, colours))
-        .collect::<Vec<_>>()
-        .join("\n")
+    if !slots.is_empty() {
+        let of_each = view.accelerators.iter().map(|accelerator| slots.get(&accelerator.id).cloned());
+        insert_column(&mut rows, 4, "SLOTS", of_each.map(Option::unwrap_or_default));
+        let nodes = view.accelerators.iter().map(|accelerator| accelerator.node.clone());
+        insert_column(&mut rows, 5, "NODE", nodes.map(Option::unwrap_or_default));
+    }
+    rows
+}
+
+/// Inserts a column into a table. Rows without a cell get `-`.
+fn insert_column(rows: &mut [Vec<String>], at: usize, head: &str, cells: impl Iterator<Item = String>) {
+    let cells = cells.map(|cell| if cell.is_empty() { "-".to_owned() } else { cell });
+    let column = iter::once(head.to_owned()).chain(cells).chain(iter::repeat("-".to_owned()));
+    for (row, cell) in rows.iter_mut().zip(column) {
+        row.insert(at.min(row.len()), cell);
+    }
 }
 
 /// Cuts the milliseconds from times of day.

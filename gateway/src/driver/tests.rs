@@ -131,7 +131,7 @@ impl DriverHarness {
 }
 
 fn configured(models: usize, awake: usize, priority: i32) -> Event {
-    let gpu = |n| Accelerator { id: gpu(n), capacity: Bytes::gib(24), metered: false, units: None };
+    let gpu = |n| Accelerator::new(gpu(n), Bytes::gib(24));
     let accelerators = (0..awake).map(gpu).collect();
     let models = (0..models).map(|n| model(n, if n == 7 { priority } else { 0 })).collect();
     let configuration = FleetConfig { settings: FleetSettings::default(), accelerators, models };

@@ -153,12 +153,7 @@ fn scaled() -> LocalSaturation {
 }
 
 fn configured() -> Event {
-    let accelerator = |n: u32| Accelerator {
-        id: format!("gpu-{n}").into(),
-        capacity: Bytes::gib(24),
-        metered: false,
-        units: None,
-    };
+    let accelerator = |n: u32| Accelerator::new(format!("gpu-{n}").into(), Bytes::gib(24));
     let memory = EngineMemory { awake: Bytes::gib(20), asleep: Bytes::gib(1), host: Bytes::gib(1) };
     let model = ModelSpec { replicas: 3, scaled: true, ..simulated_model(MODEL, memory) };
     let configuration = FleetConfig {

@@ -19,8 +19,8 @@ use rouse_config::LoadSource;
 use rouse_controllers::{
     crd::ledger::ObjectName,
     metrics::{
-        ActuationPath, EngineBindingLabels, LauncherPhase, MeterSource, ModelReplicas, VariantLoad,
-        VariantReplicas, WarmSetGauge, WarmupNodeGauges,
+        ActuationPath, DeviceSlotGauges, EngineBindingLabels, LauncherPhase, MeterSource, ModelReplicas,
+        VariantLoad, VariantReplicas, WarmSetGauge, WarmupNodeGauges,
     },
 };
 
@@ -195,6 +195,8 @@ fn used() -> Metrics {
     let set = WarmSetGauge { namespace, target, nodes: 1 };
     warmup.set_sets(BTreeMap::from([("0123456789abcdef".into(), set)]));
     warmup.attempt_ended(None, Millis(1_200));
+    let slots = DeviceSlotGauges { devices: 1, free: 2, used: 1, unused: 0 };
+    metrics.controllers().slots.set(&"camera".into(), slots);
     let duals = &metrics.controllers().dual_pods;
     duals.observe_actuation("chat", ActuationPath::Hot, Some("m"), Millis(120));
     duals.observe_launcher_creation("chat", "l", true, Millis(20));
@@ -239,6 +241,8 @@ fn view(name: &ModelName) -> FleetView {
             reserved: Bytes(400),
             units: None,
             units_taken: None,
+            pool: None,
+            node: None,
             observed: Some(Bytes(390)),
             healthy: true,
         }],

@@ -4,11 +4,17 @@ use kube::{
     Api,
     api::{Patch, PatchParams},
 };
-use rouse_controllers::crd::{AcceleratorNode, AcceleratorPool, GatewayReplica, InferenceModel, Warmup};
+use rouse_controllers::crd::{
+    AcceleratorNode, AcceleratorPool, DeviceConfiguration, DeviceInstance, GatewayReplica, InferenceModel,
+    Warmup,
+};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    objects::{full_model, full_node, full_pool, full_replica, full_warmup},
+    objects::{
+        full_device_configuration, full_device_instance, full_model, full_node, full_pool, full_replica,
+        full_warmup,
+    },
     support::{FIELD_MANAGER, get, own_cluster},
 };
 
@@ -108,6 +114,27 @@ async fn the_columns_show_what_the_objects_say() {
         full_node(),
         json!({
             "Name": name, "Pool": "default", "Type": "NVIDIA-H200", "Accelerators": 1, "Healthy": 1, "Total": "80Gi", "Reserved": "40Gi", "Age": "ago",
+        })
+    );
+    shown!(
+        DeviceConfiguration,
+        Api::all(client.clone()),
+        "deviceconfigurations",
+        "",
+        full_device_configuration(),
+        json!({
+            "Name": name, "Accepted": "True", "Capacity": 5, "Devices": 1, "Slots": 5, "Used": 2, "Age": "ago",
+        })
+    );
+    shown!(
+        DeviceInstance,
+        Api::all(client.clone()),
+        "deviceinstances",
+        "",
+        full_device_instance(),
+        json!({
+            "Name": name, "Configuration": "box", "Device": "box-1", "Shared": true, "Capacity": 5,
+            "Nodes": "[\"gpu-node-1\",\"gpu-node-2\"]", "Age": "ago",
         })
     );
 }

@@ -26,7 +26,7 @@ async fn what_is_printed_is_applied_without_a_warning_and_again_without_a_change
     let client = cluster.client().await.unwrap();
     let kinds: Api<CustomResourceDefinition> = Api::all(client.clone());
     let printed = printed();
-    assert_eq!(printed.len(), 8);
+    assert_eq!(printed.len(), 10);
     let mut versions = Vec::new();
     for round in 0..2 {
         for definition in &printed {

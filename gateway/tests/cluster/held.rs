@@ -1,10 +1,14 @@
 //! Writes that a replaced leader sent before, and that arrive after its successor's: none changes anything.
 //!
 //! Links hold the former leader's writes. Meanwhile it gives the Lease up, and its successor writes the same objects.
+//! What is written to Warmups and about slots is held on the way of a whole gateway ([`gateway`]).
 
+mod gateway;
 mod nodes;
 mod objects;
 mod pods;
+mod slots;
+mod warmups;
 
 use std::fmt::Debug;
 

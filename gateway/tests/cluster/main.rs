@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
+mod agent_policies;
 mod alone;
 mod audit;
 mod columns;
@@ -46,6 +47,7 @@ mod scale;
 mod scaledown;
 mod scraped;
 mod site;
+mod slots;
 mod stopped;
 mod streams;
 mod summary;

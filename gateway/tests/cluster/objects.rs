@@ -15,7 +15,8 @@ use rouse::{
 };
 use rouse_controllers::{
     crd::{
-        self, AcceleratorNode, AcceleratorPool, GatewayReplica, InferenceModel, InferenceModelSpec, Warmup,
+        self, AcceleratorNode, AcceleratorPool, DeviceConfiguration, DeviceInstance, GatewayReplica,
+        InferenceModel, InferenceModelSpec, Warmup,
         ledger::{Ledger, ObjectName, Reservation, ReservationState},
     },
     ledger::PoolLedger,
@@ -141,7 +142,10 @@ pub(crate) fn full_node() -> (Value, Value) {
     let uuid = "GPU-7c0d5f9e-2f4b-4e0a-9d2f-6a1f0c3b5a77";
     let status = json!({
         "count": 1, "healthy": 1, "type": "NVIDIA-H200", "total": "80Gi", "reserved": "40Gi",
-        "accelerators": [{ "uuid": uuid, "capacity": "79Gi", "healthy": true, "lastSleep": MOMENT }], "partial": true,
+        "accelerators": [{
+            "uuid": uuid, "index": 0, "capacity": "79Gi", "healthy": true, "lastSleep": MOMENT, "lastSeen": MOMENT,
+        }],
+        "partial": true,
         "reservations": [{
             "id": 7, "model": "chat/llama", "variant": "h100", "replica": 0, "bytes": "40Gi", "hostBytes": "0", "uuids": [uuid],
             "state": "Placed",
@@ -174,10 +178,11 @@ pub(crate) fn full_warmup() -> (Value, Value) {
     });
     let node = json!({
         "node": "gpu-node-1", "item": "image1:tag1", "state": "Pending", "cause": "Network", "message": "It is slow.",
-        "attempts": 2, "nextTry": MOMENT, "bytes": 500_000_000, "durationMillis": 61_000, "digest": "sha256:0",
+        "attempts": 2, "nextTry": MOMENT, "durationMillis": 61_000, "digest": "sha256:0",
     });
-    let record =
-        json!({ "state": "failed", "items": 7, "attempts": 4, "cause": "Auth", "nodes": "AAAAAAAA" });
+    let record = json!({
+        "state": "failed", "items": 7, "attempts": 4, "cause": "Auth", "nodes": "AAAAAAAA", "uids": "AAB",
+    });
     let status = json!({
         "observedGeneration": 1, "phase": "InProgress", "target": "nodes", "startTime": MOMENT,
         "completionTime": MOMENT, "desiredNodeNum": 5, "activeNodeNum": 1, "succeededNodeNum": 2, "failedNodeNum": 1,
@@ -206,6 +211,49 @@ fn other_warmups() -> [Value; 2] {
         json!({ "targetRoleBasedGroup": { "name": "sglang", "namespace": "chat", "roles": roles } }),
         json!({ "targetModel": { "name": "llama", "nodes": 3, "keepWarm": true } }),
     ]
+}
+
+pub(crate) fn full_device_configuration() -> (Value, Value) {
+    let device =
+        json!({ "id": "box-1", "properties": { "rack": "7" }, "nodes": ["gpu-node-1", "gpu-node-2"] });
+    let spec = json!({
+        "discovery": { "static": { "devices": [device] } },
+        "nodeSelector": { "inference-pool": "shared" },
+        "capacity": 5, "shared": true,
+        "env": { "BOX": "$(id)" },
+        "mounts": [{ "hostPath": "/var/models", "containerPath": "/models", "readOnly": true }],
+        "devices": [{ "hostPath": "/dev/box", "containerPath": "/dev/box", "permissions": "rw" }],
+        "unusedSeconds": 60,
+    });
+    let status = json!({
+        "observedGeneration": 1, "devices": 1, "slots": 5, "usedSlots": 2,
+        "conditions": [condition("Accepted", "Accepted", "")],
+    });
+    (spec, status)
+}
+
+/// The specs with the other two discoveries.
+fn other_device_configurations() -> [Value; 2] {
+    let endpoint = json!({ "url": "http://box-1:9000/", "properties": { "rack": "7" } });
+    [
+        json!({ "discovery": { "accelerators": {} } }),
+        json!({ "discovery": { "http": { "endpoints": [endpoint], "intervalSeconds": 5, "timeoutSeconds": 1 } } }),
+    ]
+}
+
+pub(crate) fn full_device_instance() -> (Value, Value) {
+    let spec = json!({
+        "configuration": "box", "shared": true, "capacity": 5, "deviceId": "box-1",
+        "properties": { "rack": "7", "id": "box-1" },
+    });
+    let status = json!({
+        "nodes": ["gpu-node-1", "gpu-node-2"],
+        "deviceUsage": {
+            "box-0123456789-0": "", "box-0123456789-1": "gpu-node-1", "box-0123456789-2": "C:box-0:gpu-node-2",
+        },
+        "unusedSince": { "box-0123456789-1": MOMENT },
+    });
+    (spec, status)
 }
 
 fn reservation(id: u64) -> Reservation {
@@ -303,6 +351,8 @@ async fn every_field_of_every_kind_comes_back_as_it_was_written() {
         ("AcceleratorNode", full_node()),
         ("GatewayReplica", full_replica()),
         ("Warmup", full_warmup()),
+        ("DeviceConfiguration", full_device_configuration()),
+        ("DeviceInstance", full_device_instance()),
     ];
     for (definition, (kind, (spec, status))) in crd::all().iter().zip(&written) {
         assert_eq!(definition.spec.names.kind, *kind);
@@ -313,6 +363,7 @@ async fn every_field_of_every_kind_comes_back_as_it_was_written() {
         let others = match *kind {
             "InferenceModel" => other_models().to_vec(),
             "Warmup" => other_warmups().to_vec(),
+            "DeviceConfiguration" => other_device_configurations().to_vec(),
             _ => Vec::new(),
         };
         let mut specs = vec![spec];
@@ -321,12 +372,22 @@ async fn every_field_of_every_kind_comes_back_as_it_was_written() {
         missing("status", of("status"), &[status], &mut not_tried);
         assert!(not_tried.is_empty(), "{kind}: {not_tried:?}");
     }
-    let [(_, model), (_, pool), (_, node), (_, replica), (_, warmup)] = written;
+    let [
+        (_, model),
+        (_, pool),
+        (_, node),
+        (_, replica),
+        (_, warmup),
+        (_, device_configuration),
+        (_, device_instance),
+    ] = written;
     kept::<InferenceModel>(&site, name, model).await;
     kept::<AcceleratorPool>(&site, name, pool).await;
     kept::<AcceleratorNode>(&site, name, node).await;
     kept::<GatewayReplica>(&site, name, replica).await;
     kept::<Warmup>(&site, name, warmup).await;
+    kept::<DeviceConfiguration>(&site, name, device_configuration).await;
+    kept::<DeviceInstance>(&site, name, device_instance).await;
 }
 
 #[tokio::test]
@@ -381,6 +442,25 @@ async fn what_is_left_out_is_filled_in_as_the_types_say() {
         "nodeSelector": { "a": "b" }, "acceleratorTypeLabel": "nvidia.com/gpu.product", "gpuAccess": "envvar",
         "pinnable": true, "resource": "nvidia.com/gpu", "meterLag": "1m", "slots": 1,
     });
+    assert_eq!(made.data["spec"], want);
+
+    let spec = json!({
+        "discovery": { "http": { "endpoints": [{ "url": "http://box-1:9000/" }] } },
+        "mounts": [{ "hostPath": "/a", "containerPath": "/a" }],
+        "devices": [{ "hostPath": "/dev/a", "containerPath": "/dev/a" }],
+    });
+    let configurations = api::<DeviceConfiguration>(&site);
+    let made = configurations
+        .create(&PostParams::default(), &object::<DeviceConfiguration>(&site.namespace, &spec))
+        .await
+        .unwrap();
+    let mut want = spec;
+    want["capacity"] = json!(1);
+    want["unusedSeconds"] = json!(300);
+    want["discovery"]["http"]["intervalSeconds"] = json!(10);
+    want["discovery"]["http"]["timeoutSeconds"] = json!(2);
+    want["mounts"][0]["readOnly"] = json!(false);
+    want["devices"][0]["permissions"] = json!("rwm");
     assert_eq!(made.data["spec"], want);
 }
 

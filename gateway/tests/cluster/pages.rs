@@ -213,8 +213,9 @@ impl DocsReader {
         let version = object["apiVersion"].as_str().unwrap();
         let (group, version) = version.split_once('/').unwrap_or(("", version));
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-        let cluster_wide =
-            kind.starts_with("Cluster") || ["CustomResourceDefinition", "AcceleratorPool"].contains(&kind);
+        let cluster_wide = kind.starts_with("Cluster")
+            || kind.starts_with("ValidatingAdmissionPolicy")
+            || ["CustomResourceDefinition", "AcceleratorPool", "DeviceConfiguration"].contains(&kind);
         let api: Api<DynamicObject> = match namespace {
             _ if cluster_wide => Api::all_with(self.client.clone(), &resource),
             Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &resource),
@@ -301,6 +302,7 @@ async fn the_pages_lead_to_gateways_that_serve_a_model_and_to_objects_that_an_ap
     reader.does("docs/saturation.md").await;
     reader.does("docs/warmup.md").await;
     reader.does("docs/dual-pods.md").await;
+    reader.does("docs/slots.md").await;
     // The manifest must contain the text that the page replaces.
     assert!(reader.accounts.contains("rouse-fma-controllers"), "{:?}", reader.accounts);
     // Pools belong to no namespace, so the test deletes its own.

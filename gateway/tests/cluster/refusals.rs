@@ -4,11 +4,17 @@ use kube::{
     Api,
     api::{ApiResource, DynamicObject, PostParams},
 };
-use rouse_controllers::crd::{AcceleratorNode, AcceleratorPool, GatewayReplica, InferenceModel, Warmup};
+use rouse_controllers::crd::{
+    AcceleratorNode, AcceleratorPool, DeviceConfiguration, DeviceInstance, GatewayReplica, InferenceModel,
+    Warmup,
+};
 use serde_json::{Value, json};
 
 use crate::{
-    objects::{full_model, full_node, full_pool, full_replica, full_warmup},
+    objects::{
+        full_device_configuration, full_device_instance, full_model, full_node, full_pool, full_replica,
+        full_warmup,
+    },
     support::cluster,
 };
 
@@ -317,4 +323,59 @@ async fn so_are_pools_nodes_replicas_and_warmups() {
     ];
     let warmups = Api::namespaced_with(client.clone(), &namespace, &ApiResource::erase::<Warmup>(&()));
     refuses::<Warmup>(warmups, full_warmup().0, &rows).await;
+}
+
+#[tokio::test]
+async fn so_are_devices() {
+    let cluster = cluster().await;
+    let namespace = cluster.namespace("refusals").await.unwrap();
+    let client = namespace.client();
+    let everywhere = |resource: ApiResource| Api::all_with(client.clone(), &resource);
+
+    const ONE_DISCOVERY: &str = "set exactly one of accelerators, static and http";
+    let http = |fields: Value| {
+        let mut http = json!({ "endpoints": [{ "url": "http://box/" }] });
+        merge(&mut http, &fields);
+        json!({ "discovery": { "static": null, "http": http } })
+    };
+    let mounts =
+        json!([{ "hostPath": "/a", "containerPath": "/m" }, { "hostPath": "/b", "containerPath": "/m" }]);
+    let rows: Vec<RefusedSpecCase<'_>> = vec![
+        (json!({ "discovery": null }), &["spec.discovery: Required value"][..]),
+        (json!({ "discovery": { "static": null } }), &[ONE_DISCOVERY]),
+        (json!({ "discovery": { "accelerators": {} } }), &[ONE_DISCOVERY]),
+        (
+            json!({ "discovery": { "static": null, "accelerators": {} } }),
+            &["nodes cannot share accelerators"],
+        ),
+        (
+            json!({ "discovery": { "static": { "devices": [] } } }),
+            &["spec.discovery.static.devices", "at least 1"],
+        ),
+        (
+            json!({ "discovery": { "static": { "devices": [{ "id": "a" }, { "id": "a" }] } } }),
+            &["spec.discovery.static.devices[1]: Duplicate value"],
+        ),
+        (http(json!({ "timeoutSeconds": 11 })), &["timeoutSeconds must be at most intervalSeconds"]),
+        (http(json!({ "intervalSeconds": 0 })), &["spec.discovery.http.intervalSeconds"]),
+        (http(json!({ "endpoints": [{}] })), &["spec.discovery.http.endpoints[0].url: Required value"]),
+        (json!({ "capacity": 0 }), &["spec.capacity", "greater than or equal to 1"]),
+        (json!({ "capacity": 257 }), &["spec.capacity", "less than or equal to 256"]),
+        (json!({ "unusedSeconds": 0 }), &["spec.unusedSeconds", "greater than or equal to 1"]),
+        (json!({ "mounts": mounts }), &["spec.mounts[1]: Duplicate value"]),
+        (
+            json!({ "devices": [{ "hostPath": "/a", "containerPath": "/a", "permissions": "x" }] }),
+            &["spec.devices[0].permissions", "^[rwm]{1,3}$"],
+        ),
+    ];
+    let configurations = everywhere(ApiResource::erase::<DeviceConfiguration>(&()));
+    refuses::<DeviceConfiguration>(configurations, full_device_configuration().0, &rows).await;
+
+    let rows: Vec<RefusedSpecCase<'_>> = vec![
+        (json!({ "configuration": null }), &["spec.configuration: Required value"][..]),
+        (json!({ "deviceId": "" }), &["spec.deviceId", "at least 1 chars"]),
+        (json!({ "capacity": 0 }), &["spec.capacity", "greater than or equal to 1"]),
+    ];
+    let instances = everywhere(ApiResource::erase::<DeviceInstance>(&()));
+    refuses::<DeviceInstance>(instances, full_device_instance().0, &rows).await;
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::authorization::v1::ResourceAttributes;
+use kube::Client;
 use rouse_controllers::stub_key::SECRET;
 
 use crate::{
@@ -46,9 +47,11 @@ const SATURATION_CONFIG: &str = "rouse-saturation-config";
 const VERBS: [&str; 8] = ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"];
 
 /// Resources that the gateway must have no right to.
-const OTHERS: [(&str, &str); 15] = [
+const OTHERS: [(&str, &str); 17] = [
     ("rouse.dev", "inferencemodels/finalizers"),
     ("rouse.dev", "warmups/finalizers"),
+    ("rouse.dev", "deviceconfigurations/finalizers"),
+    ("", "events"),
     ("", "pods/exec"),
     ("", "pods/log"),
     ("", "pods/status"),
@@ -77,15 +80,40 @@ const DUAL: [Rights; 1] = [("apps", "replicasets", &["get"])];
 /// The further right of a gateway that labels warm nodes.
 const WARM_LABELS: [Rights; 1] = [("", "nodes", &["patch"])];
 
-/// Checks every verb of every resource there against these rights.
+/// The further rights of a gateway that keeps slots, in all namespaces.
+const SLOTS: [Rights; 6] = [
+    ("rouse.dev", "deviceconfigurations", &["get", "list", "watch"]),
+    ("rouse.dev", "deviceconfigurations/status", &["patch"]),
+    ("rouse.dev", "deviceinstances", &["get", "list", "watch", "patch", "delete"]),
+    ("rouse.dev", "deviceinstances/status", &["patch"]),
+    ("", "pods", &["list"]),
+    ("events.k8s.io", "events", &["create", "patch"]),
+];
+
+/// All rights of the account of node agents. A policy confines each agent to its own node.
+const NODE_AGENT: [Rights; 7] = [
+    ("rouse.dev", "deviceconfigurations", &["get", "list", "watch"]),
+    ("rouse.dev", "deviceinstances", &["get", "list", "watch", "create"]),
+    ("rouse.dev", "deviceinstances/status", &["patch"]),
+    ("rouse.dev", "acceleratornodes", &["get", "list", "watch"]),
+    ("rouse.dev", "acceleratornodes/status", &["patch"]),
+    ("", "nodes", &["get", "list", "watch"]),
+    ("events.k8s.io", "events", &["create", "patch"]),
+];
+
+/// Checks every verb of every resource there against these rights of the gateway.
 async fn exactly(site: &GatewayNamespace<'_>, namespace: &str, rights: &[&[Rights]]) {
-    let client = site.client().await;
-    let known = CLUSTER.iter().chain(&OWN).chain(&MODELS).chain(&DUAL);
+    exactly_as(&site.client().await, namespace, rights).await;
+}
+
+/// Checks every verb of every resource there against these rights of the client's account.
+async fn exactly_as(client: &Client, namespace: &str, rights: &[&[Rights]]) {
+    let known = CLUSTER.iter().chain(&OWN).chain(&MODELS).chain(&DUAL).chain(&SLOTS).chain(&NODE_AGENT);
     let known = known.map(|(group, resource, _)| (*group, *resource));
     let mut given = BTreeSet::new();
     for (group, resource) in known.chain(OTHERS) {
         for verb in VERBS {
-            if is_allowed(&client, resource_attributes(group, resource, verb, namespace)).await {
+            if is_allowed(client, resource_attributes(group, resource, verb, namespace)).await {
                 given.insert((group, resource, verb));
             }
         }
@@ -162,6 +190,33 @@ async fn a_gateway_that_labels_warm_nodes_may_patch_nodes_as_well() {
     let client = site.client().await;
     until_allowed(&client, resource_attributes("", "nodes", "patch", namespace)).await;
     exactly(&site, namespace, &[&CLUSTER, &OWN, &MODELS, &WARM_LABELS]).await;
+}
+
+#[tokio::test]
+async fn a_gateway_that_keeps_slots_may_write_their_objects_and_list_the_pods_of_all_namespaces() {
+    let cluster = cluster().await;
+    let elsewhere = cluster.namespace("elsewhere").await.unwrap();
+    let site = GatewayNamespace::new(cluster, "rights-slots").await;
+    let namespace = site.namespace.name();
+    site.install("slots.yaml", None).await;
+    let client = site.client().await;
+    until_allowed(&client, resource_attributes("rouse.dev", "deviceinstances", "delete", namespace)).await;
+    exactly(&site, namespace, &[&CLUSTER, &OWN, &MODELS, &SLOTS]).await;
+    exactly(&site, &elsewhere, &[&CLUSTER, &SLOTS]).await;
+}
+
+#[tokio::test]
+async fn a_node_agent_may_read_devices_and_write_their_statuses_and_nothing_else() {
+    let cluster = cluster().await;
+    let site = GatewayNamespace::new(cluster, "rights-agent").await;
+    let namespace = site.namespace.name();
+    let account = cluster.service_account(namespace, "rouse-node").await.unwrap();
+    site.install("node-agent.yaml", None).await;
+    let client = cluster.client_as(&account).await.unwrap();
+    until_allowed(&client, resource_attributes("rouse.dev", "deviceinstances", "create", namespace)).await;
+    for namespace in [namespace, "kube-system", ""] {
+        exactly_as(&client, namespace, &[&NODE_AGENT]).await;
+    }
 }
 
 #[tokio::test]

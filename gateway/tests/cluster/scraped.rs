@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// The page's families that have a series only after their first event, or only when configured.
-const RARE: [&str; 30] = [
+const RARE: [&str; 32] = [
     "fma_actuation_seconds",
     "fma_duality",
     "fma_http_latency_seconds",
@@ -43,6 +43,8 @@ const RARE: [&str; 30] = [
     "rouse_current_replicas",
     "rouse_desired_ratio",
     "rouse_desired_replicas",
+    "rouse_device_instances",
+    "rouse_device_slots",
     "rouse_evictions_total",
     "rouse_key_requests_total",
     "rouse_key_tokens_total",

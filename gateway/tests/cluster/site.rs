@@ -26,6 +26,8 @@ pub(crate) const LEASE_NAME: &str = "rouse-controller";
 /// The names of the gateway's own namespace and account in the manifests.
 const MANIFEST_NAMESPACE: &str = "rouse";
 const ACCOUNT_NAME: &str = "rouse-gateway";
+/// The node agents' account in the manifests.
+const AGENT_ACCOUNT_NAME: &str = "rouse-node";
 
 pub(crate) struct GatewayNamespace<'a> {
     pub(crate) cluster: &'a TestCluster,
@@ -89,6 +91,15 @@ impl<'a> GatewayNamespace<'a> {
             }
             self.apply(&object, into).await;
         }
+    }
+
+    /// Creates the account of the node agents, with the rights of the manifest.
+    pub(crate) async fn agent_account(&self) -> ClusterUser {
+        let account = self.cluster.service_account(&self.namespace, AGENT_ACCOUNT_NAME).await.unwrap();
+        self.install("node-agent.yaml", None).await;
+        let client = self.cluster.client_as(&account).await.unwrap();
+        until_allowed(&client, resource_attributes("rouse.dev", "deviceinstances/status", "patch", "")).await;
+        account
     }
 
     async fn apply(&self, object: &Value, into: Option<&str>) {

@@ -57,7 +57,7 @@ pub(crate) async fn own_cluster() -> TestCluster {
 /// Defines our kinds in a cluster, and waits until it serves them.
 pub(crate) async fn define_kinds(cluster: &TestCluster) {
     let client = cluster.client().await.unwrap();
-    for definition in crd::all() {
+    for definition in Vec::from(crd::all()) {
         let name = definition.metadata.name.clone().unwrap();
         let answer = apply_definition(&client, &serde_json::to_value(&definition).unwrap()).await;
         assert!(answer.status().is_success(), "{name}: {:?}", answer.status());
@@ -104,7 +104,7 @@ pub(crate) fn names(all: &[&str]) -> BTreeSet<String> {
 pub(crate) fn reservation_request(model: &str, bytes: Bytes) -> ReservationRequest {
     let (model, variant) = (ObjectName::new("default", model), VariantName::default());
     let engine = ReservationOwner { model, variant, replica: 0 };
-    ReservationRequest { engine, count: 1, bytes, host_bytes: Bytes::ZERO, quota: None }
+    ReservationRequest { engine, count: 1, bytes, host_bytes: Bytes::ZERO, quota: None, location: None }
 }
 
 /// Every revision of one pool since a given one, in order.

@@ -9,9 +9,9 @@ use std::{
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
-use rouse::units::Millis;
+use rouse::{pairing::ids::ProviderMode, units::Millis};
 use rouse_controllers::{
-    convert::{ConversionPolicy, convert, warmup},
+    convert::{ConversionPolicy, convert, device_configuration, warmup},
     crd,
     event_content::EventReason,
 };
@@ -79,7 +79,7 @@ fn printed() -> Vec<CustomResourceDefinition> {
 #[test]
 fn the_command_prints_one_document_for_each_kind() {
     let (ours, others) = (crd::documents().unwrap(), crd::fma::documents().unwrap());
-    assert_eq!((ours.len(), others.len()), (5, 3));
+    assert_eq!((ours.len(), others.len()), (7, 3));
     for (flags, documents) in [(&["crds"][..], ours.clone()), (&["crds", "--fma"], [ours, others].concat())] {
         let output = Command::new(env!("CARGO_BIN_EXE_rouse-gateway")).args(flags).output().unwrap();
         assert!(output.status.success());
@@ -210,6 +210,8 @@ fn names_and_columns_are_those_that_people_type_and_look_for() {
             "AcceleratorNode anode Cluster: Pool, Type, Accelerators, Healthy, Total, Reserved, Age",
             "GatewayReplica gwr Namespaced: Address, Waiting, In Flight, Age",
             "Warmup warm Namespaced: Phase, Desired, Active, Succeeded, Failed, Age",
+            "DeviceConfiguration devcfg Cluster: Accepted, Capacity, Devices, Slots, Used, Age",
+            "DeviceInstance devinst Cluster: Configuration, Shared, Capacity, Nodes, Age",
         ]
     );
 }
@@ -297,7 +299,7 @@ fn kind(schema: &JSONSchemaProps) -> String {
 
 #[test]
 fn objects_that_the_page_shows_are_good_ones() {
-    let pages = ["docs/kubernetes.md", "docs/saturation.md", "docs/warmup.md"];
+    let pages = ["docs/kubernetes.md", "docs/saturation.md", "docs/slots.md", "docs/warmup.md"];
     let pages = pages.map(|page| read(&root().join(page)));
     let mut seen = BTreeSet::new();
     for page in pages {
@@ -306,25 +308,34 @@ fn objects_that_the_page_shows_are_good_ones() {
         let texts = blocks.iter().flat_map(|block| block.split("```").next().unwrap().split("---\n"));
         seen.extend(texts.map(good));
     }
-    let shown = ["InferenceModel", "AcceleratorPool", "Warmup"];
+    let shown = ["InferenceModel", "AcceleratorPool", "Warmup", "DeviceConfiguration"];
     assert!(shown.iter().all(|kind| seen.contains(*kind)), "{seen:?}");
 }
 
-/// Asserts that an object passes its schema and its conversion, and returns its kind.
+/// Asserts that an object of ours passes its schema and its conversion, and returns its kind.
 fn good(text: &str) -> String {
     let object: Value = serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let kind = object["kind"].as_str().unwrap().to_owned();
+    // Others are for the cluster's tests.
+    if !object["apiVersion"].as_str().unwrap().starts_with("rouse.dev/") {
+        return kind;
+    }
     let definition = crd::all().into_iter().find(|crd| crd.spec.names.kind == kind).expect(&kind);
     known("", &object, schema(&definition));
     match kind.as_str() {
         "InferenceModel" => {
             let model = serde_json::from_value(object).unwrap();
-            convert(&model, ConversionPolicy::default())
-                .unwrap_or_else(|refused| panic!("{refused}\n{text}"));
+            let policy =
+                ConversionPolicy { dual_pods: Some(ProviderMode::Sleep), ..ConversionPolicy::default() };
+            convert(&model, policy).unwrap_or_else(|refused| panic!("{refused}\n{text}"));
         }
         "Warmup" => {
             let written = serde_json::from_value(object).unwrap();
             warmup::convert(&written, Millis::secs(10)).unwrap_or_else(|refused| panic!("{refused}\n{text}"));
+        }
+        "DeviceConfiguration" => {
+            let written = serde_json::from_value(object).unwrap();
+            device_configuration::accept(&written).unwrap_or_else(|refused| panic!("{refused}\n{text}"));
         }
         _ => {}
     }
@@ -353,6 +364,7 @@ fn the_pages_have_every_event() {
     for (page, reasons) in [
         ("kubernetes.md", &EventReason::MODEL_REASONS[..]),
         ("dual-pods.md", &EventReason::POD_REASONS[..]),
+        ("slots.md", &EventReason::SLOT_REASONS[..]),
         ("warmup.md", &EventReason::WARMUP_REASONS[..]),
     ] {
         let page = read(&root().join("docs").join(page));

@@ -24,6 +24,7 @@ mod shared_node;
 #[path = "../cluster/site.rs"]
 #[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
 mod site;
+mod slots;
 #[path = "../cluster/summary.rs"]
 mod summary;
 #[path = "../cluster/support.rs"]

@@ -1,7 +1,10 @@
 //! The node, the pool and the gateway that all tests share: a node can be in one pool only, and a pool has one leader.
 //! Each test has models of its own.
 
-use std::sync::LazyLock;
+use std::{
+    path::{Path, PathBuf},
+    sync::LazyLock,
+};
 
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Node as NodeObject, core::v1::Pod};
 use kube::{
@@ -45,29 +48,51 @@ pub(crate) async fn shared_node() -> &'static NodeInstallation<'static> {
 
 /// Starts an installation in a cluster that serves our kinds. `dual` is the gateway's configuration for dual pods.
 pub(crate) async fn start<'a>(cluster: &'a TestCluster, dual: &str) -> NodeInstallation<'a> {
-    let site = GatewayNamespace::new(cluster, "node").await;
-    let namespace = site.namespace.name().to_owned();
-    site.install("dual-pods.yaml", None).await;
-    site.install("dual-pods-namespace.yaml", Some(&namespace)).await;
-    // `make test-node` builds the images beside cargo's outputs, of which this program is one.
-    let archives = std::env::current_exe().unwrap().parent().unwrap().with_file_name("images");
-    let node = KubeletNode::builder(site.cluster, &archives).image("engine-sim").accelerators(ACCELERATORS);
-    let node = node.start().await.unwrap_or_else(|error| panic!("{error:#}"));
-    pages::import_stub(&node, &archives).await;
-    let nodes: Api<NodeObject> = Api::all(site.admin.clone());
-    let labels =
-        json!({"metadata": {"labels": {"inference-pool": namespace, "nvidia.com/gpu.memory": "81920"}}});
-    nodes.patch(node.name(), &PatchParams::default(), &Patch::Merge(labels)).await.unwrap();
-    let dir = tempfile::tempdir().unwrap();
-    let (stub_image, watched) = (image("rouse-stub"), namespace.clone());
     let program = env!("CARGO_BIN_EXE_rouse-gateway").into();
-    let world = Installation { site, runner: node, dir, program, stub_image, watched };
+    let world = Box::pin(start_node(cluster, "node", ACCELERATORS, program, &archives())).await;
+    let namespace = world.name().to_owned();
+    label_node(&world, &json!({"nvidia.com/gpu.memory": "81920"})).await;
     let selector = json!({"inference-pool": namespace});
     let pool = json!({"nodeSelector": selector, "sleepingMemory": "8Gi", "hostSleepMemory": "256Gi"});
     world.pool(&namespace, pool).await;
     let settings = format!("{SETTINGS}, anyBackend: true, dualPods: {{{dual}}}");
     let gateway = world.gateway_in("gateway-0", &settings, &[world.site.cluster.mark()]);
     NodeInstallation { installation: world, gateway }
+}
+
+/// Starts a namespace with the rights for dual pods, and a node with the label `inference-pool` of the same name.
+/// `program` is that of its gateways, and `stub_archives` the folder with the stub's image.
+pub(crate) async fn start_node<'a>(
+    cluster: &'a TestCluster,
+    name: &str,
+    accelerators: u32,
+    program: PathBuf,
+    stub_archives: &Path,
+) -> Installation<'a, KubeletNode> {
+    let site = GatewayNamespace::new(cluster, name).await;
+    let namespace = site.namespace.name().to_owned();
+    site.install("dual-pods.yaml", None).await;
+    site.install("dual-pods-namespace.yaml", Some(&namespace)).await;
+    let node = KubeletNode::builder(site.cluster, &archives()).image("engine-sim").accelerators(accelerators);
+    let node = node.start().await.unwrap_or_else(|error| panic!("{error:#}"));
+    pages::import_stub(&node, stub_archives).await;
+    let dir = tempfile::tempdir().unwrap();
+    let (stub_image, watched) = (image("rouse-stub"), namespace.clone());
+    let world = Installation { site, runner: node, dir, program, stub_image, watched };
+    label_node(&world, &json!({"inference-pool": namespace})).await;
+    world
+}
+
+/// Where `make test-node` builds the images: beside cargo's outputs, of which this program is one.
+pub(crate) fn archives() -> PathBuf {
+    std::env::current_exe().unwrap().parent().unwrap().with_file_name("images")
+}
+
+/// Adds labels to the node.
+async fn label_node(world: &Installation<'_, KubeletNode>, labels: &Value) {
+    let nodes: Api<NodeObject> = Api::all(world.site.admin.clone());
+    let patch = Patch::Merge(json!({"metadata": {"labels": labels}}));
+    nodes.patch(world.runner.name(), &PatchParams::default(), &patch).await.unwrap();
 }
 
 impl NodeInstallation<'_> {
@@ -173,11 +198,17 @@ pub(crate) fn engine_pid(pod: &Pod, processes: &[i32]) -> i32 {
 
 /// The pid of engine-sim.
 pub(crate) fn simulator_pid(processes: &[i32]) -> i32 {
-    let runs = |pid: &&i32| {
+    let found = find_program(processes, "/engine-sim");
+    found.unwrap_or_else(|| panic!("no engine among {processes:?}"))
+}
+
+/// The pid of the process that runs this program of its image.
+pub(crate) fn find_program(processes: &[i32], program: &str) -> Option<i32> {
+    let runs = |pid: &i32| {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        line.starts_with(b"/engine-sim\0")
+        line.split(|byte| *byte == 0).next() == Some(program.as_bytes())
     };
-    *processes.iter().find(runs).unwrap_or_else(|| panic!("no engine among {processes:?}"))
+    processes.iter().copied().find(runs)
 }
 
 /// A stream whose answer the test is still reading.

@@ -23,7 +23,7 @@ use crate::scripted_plugin::ScriptedPlugin;
 const RESOURCE: &str = "rouse.dev/gpu-0a1b2c3d4e";
 const SLOT: &str = "gpu-0a1b2c3d4e-0";
 
-/// Serves these containers, and those that do not run only if it is asked for them.
+/// Serves those of these containers that it is asked for.
 struct FakeRuntime(Vec<Container>);
 
 #[tonic::async_trait]
@@ -59,14 +59,16 @@ fn container(id: &str, state: ContainerState, annotations: &[(&str, &str)]) -> C
     Container { id: id.to_owned(), state: state.into(), annotations, ..Container::default() }
 }
 
-/// One container that runs with a slot, and one that ran with another.
+/// Containers that run, are about to start, and have crashed, each with a slot.
 fn containers() -> Vec<Container> {
     let slot = ("slot.rouse.dev/gpu-0a1b2c3d4e-0", "gpu-0a1b2c3d4e node-a");
     let virtual_device = ("slot.rouse.dev/gpu-ffffffffff-1", "gpu-ffffffffff C:gpu-0:node-a");
-    let gone = ("slot.rouse.dev/gpu-0a1b2c3d4e-2", "gpu-0a1b2c3d4e node-a");
+    let crashed = ("slot.rouse.dev/gpu-0a1b2c3d4e-2", "gpu-0a1b2c3d4e node-a");
+    let created = ("slot.rouse.dev/gpu-0a1b2c3d4e-3", "gpu-0a1b2c3d4e node-a");
     vec![
         container("a", ContainerState::ContainerRunning, &[slot, virtual_device, ("other", "value")]),
-        container("b", ContainerState::ContainerExited, &[gone]),
+        container("b", ContainerState::ContainerExited, &[crashed]),
+        container("c", ContainerState::ContainerCreated, &[created]),
     ]
 }
 
@@ -102,13 +104,14 @@ async fn the_kubelet_lists_what_it_allocated_also_after_a_restart() {
 }
 
 #[tokio::test]
-async fn only_running_containers_of_the_runtime_count() {
+async fn containers_of_all_states_are_listed_with_their_annotations() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("containerd.sock");
     let _server = serve_runtime(&socket, containers());
-    let running = ContainerRuntimeClient::new(socket).running().await.unwrap();
-    let [ContainerAnnotations { id, annotations }] = running.as_slice() else { panic!("{running:?}") };
-    assert_eq!(id, "a");
+    let listed = ContainerRuntimeClient::new(socket).list().await.unwrap();
+    let ids: Vec<&str> = listed.iter().map(|container| container.id.as_str()).collect();
+    assert_eq!(ids, ["a", "b", "c"]);
+    let [ContainerAnnotations { annotations, .. }, ..] = listed.as_slice() else { panic!("{listed:?}") };
     assert_eq!(annotations.len(), 3);
     assert_eq!(annotations.get("other").map(String::as_str), Some("value"));
 }
@@ -128,14 +131,15 @@ async fn the_kubelets_list_goes_before_that_of_the_runtime() {
 }
 
 #[tokio::test]
-async fn the_runtime_is_asked_where_the_kubelet_has_no_list() {
+async fn the_runtime_is_asked_where_the_kubelet_has_no_list_and_a_crashed_container_keeps_its_slot() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("containerd.sock");
     let _server = serve_runtime(&socket, containers());
     let kubelet = PodResourcesClient::new(folder.path().join("kubelet.sock"));
     let usage = KubeletUsage::new(kubelet.clone(), Some(ContainerRuntimeClient::new(socket)));
     let found = usage.in_use().await.unwrap();
-    assert_eq!(found.ids, BTreeSet::from([SLOT, "gpu-0"].map(str::to_owned)));
+    let in_use = [SLOT, "gpu-0", "gpu-0a1b2c3d4e-2", "gpu-0a1b2c3d4e-3"];
+    assert_eq!(found.ids, BTreeSet::from(in_use.map(str::to_owned)));
     assert_eq!(found.foreign, None, "the runtime does not know other plugins' devices");
     let alone = KubeletUsage::new(kubelet, None);
     assert!(matches!(alone.in_use().await.unwrap_err(), Error::NoSocket(_)));

@@ -100,6 +100,9 @@ impl fmt::Display for Event {
             }
             Self::MeterRead { accelerator, used, .. } => write!(f, "{accelerator} has {used} in use"),
             Self::UsageObserved { engine, used, .. } => write!(f, "{engine} uses {used} of an accelerator"),
+            Self::ResidueMeasured { engine, bytes, .. } => {
+                write!(f, "{engine} keeps {bytes} of each accelerator while it sleeps")
+            }
             Self::AcceleratorLost { accelerator } => write!(f, "{accelerator} is lost"),
             Self::AcceleratorRecovered { accelerator } => write!(f, "{accelerator} recovered"),
             Self::Adopted { engine, found, .. } => {

@@ -9,7 +9,7 @@ use crate::{
     engine::{Engine, state::LifecycleState},
     fault::BlockingModel,
     fleet::plan::{PlanBuilder, Planner, place::PlacementCandidate},
-    model::{AcceleratorId, EngineId, EvictionPolicy, ModelSpec},
+    model::{AcceleratorId, AcceleratorRequirement, EngineId, EvictionPolicy, ModelSpec},
     units::{Bytes, Tick, pluralize},
 };
 
@@ -80,17 +80,18 @@ impl PlanBuilder<'_> {
     fn shortage_text(&self, id: &EngineId, candidate: &PlacementCandidate) -> String {
         let short = |a: &&AcceleratorId| !self.shortfalls(id, candidate, a).0.is_zero();
         let short: Vec<&AcceleratorId> = candidate.accelerators.iter().filter(short).collect();
-        // A pool may have free memory, but no free accelerator to use it with.
-        if let [pool] = short[..]
-            && self.shortfalls(id, candidate, pool).0.bytes == Bytes::ZERO
-            && let Some(account) = self.planner.ledger.accelerators.get(pool)
+        // A pool may have free memory, but no free accelerator to use it with; an accelerator may have no free slot.
+        if let [on] = short[..]
+            && self.shortfalls(id, candidate, on).0.bytes == Bytes::ZERO
+            && let Some(account) = self.planner.ledger.accelerators.get(on)
             && let Some(units) = account.units
         {
+            let noun = account.unit_noun();
             return match account.free_units() {
-                0 if units == 1 => format!("the only accelerator of {pool} is taken"),
-                0 => format!("all {units} accelerators of {pool} are taken"),
+                0 if units == 1 => format!("the only {noun} of {on} is taken"),
+                0 => format!("all {units} {noun}s of {on} are taken"),
                 free => format!(
-                    "{free} of {units} accelerators of {pool} are free, and the engine needs {}",
+                    "{free} of {units} {noun}s of {on} are free, and the engine needs {}",
                     candidate.need.units
                 ),
             };
@@ -174,6 +175,17 @@ impl PlanBuilder<'_> {
         if !self.candidates(id, spec, false).is_empty() {
             let class = ReasonClass::Memory { need, available: Bytes::ZERO };
             let text = "waiting for its accelerator to recover".to_owned();
+            return ModelReason { text, class, ..ModelReason::default() };
+        }
+        if let AcceleratorRequirement::Slots { pool, .. } = &spec.accelerators
+            && self.planner.could_ever_hold(spec)
+        {
+            let class = ReasonClass::Memory { need, available: Bytes::ZERO };
+            let text = if self.planner.could_hold_on_open_nodes(spec) {
+                "waiting for accelerators without another engine of the model".to_owned()
+            } else {
+                format!("waiting for a node of {pool} that takes new Pods")
+            };
             return ModelReason { text, class, ..ModelReason::default() };
         }
         ModelReason::unplaceable(self.planner.misfit_text(spec), need, self.planner.largest(spec))

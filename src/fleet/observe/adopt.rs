@@ -17,7 +17,9 @@ use crate::{
         },
         report::{AcceleratorView, EngineView, FleetView, HostView, ModelState, ModelView, Report},
     },
-    model::{EngineId, ModelName, ModelSpec, SleepLevel, SleepLevelPolicy},
+    model::{
+        AcceleratorId, AcceleratorRequirement, EngineId, ModelName, ModelSpec, SleepLevel, SleepLevelPolicy,
+    },
     units::{Bytes, Generation, Tick},
 };
 
@@ -44,7 +46,6 @@ impl Planner {
         }
         let spec = self.engine_spec(id);
         let awake = spec.map_or(Bytes::ZERO, |s| s.accelerators.bytes_per_account(s.memory.awake));
-        let units = spec.and_then(|s| s.accelerators.units());
         let residue = self.residue_of(id);
         let mut engine = Engine::new(id.clone(), now);
         engine.generation = generation;
@@ -78,8 +79,25 @@ impl Planner {
             let host = self.host_need(id);
             self.ledger.host.booked.book(id, host);
         }
-        self.ledger.book(id, &found.accelerators, bytes, units);
+        self.book_found(id, &found.accelerators, bytes);
         self.ensure_model(&id.model, now);
+    }
+
+    /// Sets the reservation of an engine that was found running, whether or not there is room.
+    ///
+    /// An accelerator with slots may be missing from its node's list just now. What is on it counts once it is back.
+    pub(in crate::fleet) fn book_found(
+        &mut self,
+        id: &EngineId,
+        accelerators: &[AcceleratorId],
+        bytes: Bytes,
+    ) {
+        let requirement = self.engine_spec(id).map(|spec| spec.accelerators.clone());
+        if let Some(AcceleratorRequirement::Slots { pool, .. }) = &requirement {
+            self.ledger.add_unconfigured(accelerators, pool);
+        }
+        let units = requirement.and_then(|requirement| requirement.units());
+        self.ledger.book(id, accelerators, bytes, units);
     }
 
     /// Restores the last failure of an engine from an earlier run of the gateway.
@@ -133,6 +151,22 @@ impl Planner {
         let Some(spec) = self.engine_spec(id) else { return Bytes::ZERO };
         let places = self.engines.get(id).map_or(1, |e| e.accelerators.len().max(1)) as u64;
         Bytes(spec.accelerators.bytes_per_account(spec.memory.host).0.saturating_mul(places))
+    }
+
+    /// Host RAM that is not reserved: in all, and on the engine's node if that has a limit of its own.
+    pub(in crate::fleet) fn host_free_for(&self, id: &EngineId) -> Bytes {
+        let free = self.ledger.host.free();
+        self.host_free_on_node(id).map_or(free, |on_node| free.min(on_node))
+    }
+
+    fn host_free_on_node(&self, id: &EngineId) -> Option<Bytes> {
+        let accounts = &self.ledger.accelerators;
+        let account = accounts.get(self.engines.get(id)?.accelerators.first()?)?;
+        let limit = account.host_memory?;
+        let of_node = accounts.pool(account.pool.as_ref()?)?.of_node(account.node.as_deref()?);
+        let neighbours = self.engines.on_accelerators(of_node).into_iter();
+        let reserved: Bytes = neighbours.filter_map(|e| self.ledger.host.booked.of(&e.id)).sum();
+        Some(limit.saturating_sub(reserved))
     }
 
     pub(in crate::fleet) fn validate_action(
@@ -232,6 +266,8 @@ impl Planner {
             reserved: a.reserved(),
             units: a.units,
             units_taken: a.units.map(|_| a.units_taken.sum()),
+            pool: a.pool.clone(),
+            node: a.node.clone(),
             observed: a.reading.as_ref().map(|r| r.used),
             healthy: a.healthy,
         });

@@ -32,6 +32,7 @@ impl Planner {
                 engine.last_progress = now;
                 engine.failing_since = None;
                 engine.failures_since_serving = 0;
+                engine.denied_accelerators.clear();
                 engine.transition_to(LifecycleState::Awake, now);
             }
             CanaryVerdict::Failed(cause) => engine.fail(cause.clone(), now),
@@ -56,12 +57,13 @@ impl Planner {
 
     pub(super) fn record_conflict(&mut self, id: &EngineId, now: Tick) {
         let asleep = self.engines.change(id, |engine| {
-            engine.pending_reservation.take()?;
+            let placing = engine.pending_reservation.take()?;
             let asleep = matches!(engine.state, LifecycleState::Asleep { .. });
             if !asleep {
                 // Another party's reservation comes and goes; a limit that only the ledger knows (a quota) stays.
                 let until = now + Millis(250 << engine.conflicts.min(6));
                 engine.conflicts += 1;
+                engine.deny_accelerators(&placing.accelerators);
                 engine.transition_to(LifecycleState::Backoff { until, cause: FailureCause::Refused }, now);
             }
             Some(asleep)
@@ -82,6 +84,10 @@ impl Planner {
             engine.transition_to(LifecycleState::Asleep { level }, now);
             engine.releasing_since = Some(now);
         });
+        if level == SleepLevel::Two {
+            // The order may have been for level 1, for which the engine's node had no RAM after all.
+            self.ledger.host.booked.remove(id);
+        }
         for account_id in self.ledger.accelerators.account_ids_of(id) {
             self.ledger.accelerators.change(&account_id, |account| {
                 account.changed_at = now;
@@ -104,6 +110,7 @@ impl Planner {
         }
         self.ledger.shrink(id, Bytes::ZERO, false, now);
         self.ledger.host.booked.remove(id);
+        self.forget_useless_residue(id);
     }
 }
 
@@ -140,7 +147,9 @@ impl Engine {
             Event::StubGateOpened { .. } => (self.stub_gate_closed, self.stub_gate_watched) = (false, false),
             Event::Drained { .. } => self.record_drained(),
             Event::Placed { accelerators, .. } => {
-                self.conflicts = 0;
+                if std::mem::take(&mut self.conflicts) > 0 {
+                    self.denied_accelerators.clear();
+                }
                 if let Some(placing) = &mut self.pending_reservation {
                     placing.accelerators.clone_from(accelerators);
                     placing.confirmed = true;
@@ -209,6 +218,10 @@ impl Engine {
                 LifecycleState::Stopping { cause } | LifecycleState::Failing { cause, .. } => cause.clone(),
                 _ => cause.clone(),
             };
+            if matches!(cause, FailureCause::Unschedulable | FailureCause::InsufficientRoom) {
+                let denied = std::mem::take(&mut self.accelerators);
+                self.deny_accelerators(&denied);
+            }
             self.transition_to(LifecycleState::Backoff { until, cause }, now);
         }
         self.forget_process();

@@ -73,7 +73,7 @@ impl Planner {
         self.ledger.shrink(id, Bytes::ZERO, false, now);
         self.ledger.host.booked.remove(id);
         if bytes > Bytes::ZERO || pooled {
-            self.ledger.book(id, &accelerators, bytes, units);
+            self.book_found(id, &accelerators, bytes);
         }
         if in_host {
             let host = self.host_need(id);

@@ -62,6 +62,40 @@ impl Planner {
         }
     }
 
+    /// Learns what the engine keeps asleep. It counts from the `Slept` that follows.
+    pub(super) fn record_residue(&mut self, id: &EngineId, bytes: Bytes) {
+        let falls_asleep = |e: &&Engine| matches!(e.state, LifecycleState::FallingAsleep { .. });
+        if self.engines.get(id).filter(falls_asleep).is_none() {
+            return;
+        }
+        if let Some(declared) = self.engine_spec(id).map(|spec| spec.memory.asleep) {
+            let residue = (bytes > declared).then_some(bytes);
+            self.update_learned(id, |learned| learned.residue = residue);
+        }
+    }
+
+    /// Forgets a residue as large as an awake engine once none of the variant sleeps.
+    ///
+    /// With such a residue no engine of the variant is put to sleep, so a single misreading (another program's memory)
+    /// would end its sleep for ever. The next engine may sleep again, and is measured anew. The residue is not ignored
+    /// at once: the engine may really keep so much, and the pairing controller reserves as much until it is gone.
+    pub(super) fn forget_useless_residue(&mut self, gone: &EngineId) {
+        let Some(awake) = self.engine_spec(gone).map(|spec| spec.memory.awake) else { return };
+        let learned = self.models.get(&gone.model).map(|model| model.learned_of(&gone.variant));
+        let residue = learned.and_then(|learned| learned.residue);
+        if residue.is_none_or(|residue| residue < awake) {
+            return;
+        }
+        let sleeps = |e: &Engine| {
+            matches!(e.state, LifecycleState::FallingAsleep { .. } | LifecycleState::Asleep { .. })
+        };
+        let any_sleeps =
+            self.engines.of_model(&gone.model).any(|e| e.id.variant == gone.variant && sleeps(e));
+        if !any_sleeps {
+            self.update_learned(gone, |learned| learned.residue = None);
+        }
+    }
+
     pub(super) fn set_accelerator_health(&mut self, accelerator: &AcceleratorId, healthy: bool, now: Tick) {
         self.ledger.accelerators.change(accelerator, |account| {
             account.healthy = healthy;

@@ -162,6 +162,9 @@ impl PlanBuilder<'_> {
         }
         let candidates = self.candidates(id, spec, true);
         if candidates.is_empty() {
+            if self.leave_accelerators(id, spec) {
+                return AdmitOutcome::RoomPending;
+            }
             let reason = self.misfit_reason(id, spec);
             self.set_reason(id, reason);
             return AdmitOutcome::Blocked;

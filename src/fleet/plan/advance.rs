@@ -321,7 +321,7 @@ impl PlanBuilder<'_> {
         if model.residue(&id.variant, spec) >= spec.memory.awake {
             return None;
         }
-        let room = self.planner.ledger.host.free() >= self.planner.host_need(id);
+        let room = self.planner.host_free_for(id) >= self.planner.host_need(id);
         let soon = match (model.usual_gap, spec.idle.stop_after) {
             (Some(gap), Some(after)) => gap < after,
             _ => true,

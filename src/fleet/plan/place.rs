@@ -2,6 +2,10 @@
 
 pub(in crate::fleet) mod feasibility;
 
+mod node_sets;
+
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::{
     engine::{Engine, ProbeState, state::LifecycleState},
     fleet::{
@@ -50,11 +54,12 @@ pub(in crate::fleet) const MAX_CANDIDATES: usize = 64;
 impl Planner {
     /// Returns the sets of accelerators on which an engine with this spec could run.
     ///
-    /// `need`: the amount on each of them.
+    /// `need`: the amount on each of them. `limit`: the most sets of a pool with slots; of others, [`MAX_CANDIDATES`].
     pub(in crate::fleet) fn candidates_for(
         &self,
         spec: &ModelSpec,
         need: ResourceAmount,
+        limit: usize,
         usable: impl Fn(&AcceleratorId) -> bool,
     ) -> Vec<PlacementCandidate> {
         let accounts = &self.ledger.accelerators;
@@ -64,8 +69,11 @@ impl Planner {
         let sets = match &spec.accelerators {
             AcceleratorRequirement::Ids(ids) => vec![ids.clone()],
             AcceleratorRequirement::InPool { pool, .. } => vec![vec![pool.clone()]],
+            AcceleratorRequirement::Slots { pool, count } => {
+                self.node_sets(pool, *count as usize, limit, &usable)
+            }
             AcceleratorRequirement::Count(n) => {
-                // A pool is no accelerator of this machine; only models that name it may use it.
+                // A pool is no accelerator of this machine; only models that name it may use it, or what is in it.
                 let single = |a: &&AcceleratorId| accounts.get(a).is_some_and(|a| a.units.is_none());
                 // The first combinations never contain more accelerators than this.
                 let most = (*n as usize).saturating_add(MAX_CANDIDATES);
@@ -76,6 +84,18 @@ impl Planner {
         };
         let fits = |set: &Vec<AcceleratorId>| !set.is_empty() && set.iter().all(&usable);
         sets.into_iter().filter(fits).map(|accelerators| PlacementCandidate { accelerators, need }).collect()
+    }
+
+    /// Returns sets of `count` usable accelerators of one node of the pool, at most `limit`.
+    fn node_sets(
+        &self,
+        pool: &AcceleratorId,
+        count: usize,
+        limit: usize,
+        usable: impl Fn(&AcceleratorId) -> bool,
+    ) -> Vec<Vec<AcceleratorId>> {
+        let members = self.ledger.accelerators.in_pool(pool).filter(|(id, _)| usable(id));
+        node_sets::sets_of_one_node(members.map(|(id, account)| (id, account.node.as_deref())), count, limit)
     }
 }
 
@@ -108,7 +128,7 @@ impl PlanBuilder<'_> {
             let fits = (!current.is_empty() || spec.accelerators.is_none()) && current.iter().all(usable);
             return fits.then_some(PlacementCandidate { accelerators: current, need }).into_iter().collect();
         }
-        self.planner.candidates_for(spec, need, usable)
+        self.start_candidates(id, spec, need, usable)
     }
 
     /// Returns where an asleep engine could run if it were started anew, off its present accelerators.
@@ -124,9 +144,89 @@ impl PlanBuilder<'_> {
         let accounts = &self.planner.ledger.accelerators;
         let usable = |a: &AcceleratorId| accounts.get(a).is_some_and(|a| a.healthy && a.could_hold(need));
         let current = self.engine(id).map(|e| e.accelerators.clone()).unwrap_or_default();
-        let mut candidates = self.planner.candidates_for(spec, need, usable);
+        let mut candidates = self.start_candidates(id, spec, need, usable);
         candidates.retain(|c| !c.accelerators.iter().any(|a| current.contains(a)));
         candidates
+    }
+
+    /// Returns where the engine could start, given which accelerators are usable.
+    fn start_candidates(
+        &self,
+        id: &EngineId,
+        spec: &ModelSpec,
+        need: ResourceAmount,
+        usable: impl Fn(&AcceleratorId) -> bool,
+    ) -> Vec<PlacementCandidate> {
+        let accounts = &self.planner.ledger.accelerators;
+        let is_open = |a: &AcceleratorId| accounts.get(a).is_some_and(|account| !account.cordoned);
+        let (taken, denied) = (self.taken_by_twins(id, spec), self.denied_to(id, spec));
+        // So the twins and the refusals, however many there are, leave as many candidates as without them.
+        let limit = MAX_CANDIDATES.saturating_add(taken.len()).saturating_add(denied.len());
+        let find = |is_wanted: &dyn Fn(&AcceleratorId) -> bool| {
+            let is_usable = |a: &AcceleratorId| is_open(a) && is_wanted(a) && usable(a);
+            let mut found = self.planner.candidates_for(spec, need, limit, is_usable);
+            if !taken.is_empty() {
+                found.retain(|candidate| !taken.contains(&as_set(&candidate.accelerators)));
+            }
+            found
+        };
+        let mut candidates = find(&|_: &AcceleratorId| true);
+        if !denied.is_empty() {
+            let others = find(&|a: &AcceleratorId| !denied.contains_key(a));
+            candidates = self.prefer_others(id, &denied, others, candidates);
+        }
+        candidates.truncate(MAX_CANDIDATES);
+        candidates
+    }
+
+    /// Returns the accelerators of a pool with slots that the engine asked for, and did not get, in that order.
+    fn denied_to(&self, id: &EngineId, spec: &ModelSpec) -> BTreeMap<&AcceleratorId, usize> {
+        let is_of_slots = matches!(spec.accelerators, AcceleratorRequirement::Slots { .. });
+        let engine = self.engine(id).filter(|_| is_of_slots);
+        let denied = engine.into_iter().flat_map(|e| &e.denied_accelerators);
+        denied.enumerate().map(|(order, a)| (a, order)).collect()
+    }
+
+    /// Puts `others`, which have no accelerator that the engine was denied, before those of `all` that have one.
+    ///
+    /// If the cluster did not place its Pod there, the same are tried again only where no other may become free, and
+    /// those first that were refused longest ago. So the starts go round, and none waits for one full accelerator.
+    fn prefer_others(
+        &self,
+        id: &EngineId,
+        denied: &BTreeMap<&AcceleratorId, usize>,
+        mut others: Vec<PlacementCandidate>,
+        all: Vec<PlacementCandidate>,
+    ) -> Vec<PlacementCandidate> {
+        let last_denied =
+            |c: &PlacementCandidate| c.accelerators.iter().filter_map(|a| denied.get(a)).max().copied();
+        let mut refused = all;
+        refused.retain(|c| last_denied(c).is_some());
+        refused.sort_by_key(last_denied);
+        if self.engine(id).is_some_and(|e| e.conflicts > 0) {
+            // The ledger refused the memory, which may have another cause (a quota). No engine goes for that.
+            others.extend(refused);
+            others
+        } else if others.iter().any(|c| self.is_reachable(id, c)) {
+            others
+        } else {
+            refused.extend(others);
+            refused
+        }
+    }
+
+    /// Returns, in a pool with slots, the accelerators of each other engine of the variant.
+    ///
+    /// A variant and its accelerators name an engine there. And two would only share the speed of the accelerators.
+    fn taken_by_twins(&self, id: &EngineId, spec: &ModelSpec) -> BTreeSet<BTreeSet<AcceleratorId>> {
+        let engines = &self.planner.engines;
+        if !matches!(spec.accelerators, AcceleratorRequirement::Slots { .. })
+            || !engines.has_several_engines(&id.model)
+        {
+            return BTreeSet::new();
+        }
+        let twins = engines.of_model(&id.model).filter(|e| e.id != *id && e.id.variant == id.variant);
+        twins.map(|e| as_set(held_or_reserved(e))).filter(|accelerators| !accelerators.is_empty()).collect()
     }
 
     /// Returns the shortfalls on one accelerator: beyond the free amount, and beyond what will be free.
@@ -236,7 +336,7 @@ impl PlanBuilder<'_> {
         engines.all(|e| !e.state.has_process() || self.may_ever_be_evicted(e))
     }
 
-    /// Whether an evictable engine may stop, too: sleep keeps the accelerators of its pool.
+    /// Whether an evictable engine may stop, too: sleep keeps its units, of a pool or of an accelerator with slots.
     fn may_ever_stop(&self, e: &Engine) -> bool {
         let Some(spec) = self.planner.engine_spec(&e.id) else {
             return true;
@@ -256,7 +356,7 @@ impl PlanBuilder<'_> {
             return ResourceAmount::default();
         };
         let all = account.amount_of(&e.id);
-        // A sleeping engine keeps the accelerators of its pool.
+        // A sleeping engine keeps its units.
         let asleep =
             ResourceAmount { bytes: all.bytes.saturating_sub(self.planner.residue_of(&e.id)), units: 0 };
         match &e.state {
@@ -333,8 +433,7 @@ impl PlanBuilder<'_> {
         let cold = !self.engine(id).is_some_and(|e| e.state.has_process());
         let launch = cold && spec.profiles_memory();
         let is_neighbour = |e: &&Engine| {
-            let accelerators = e.pending_reservation.as_ref().map_or(&e.accelerators, |p| &p.accelerators);
-            e.id != *id && accelerators.iter().any(|a| candidate.accelerators.contains(a))
+            e.id != *id && held_or_reserved(e).iter().any(|a| candidate.accelerators.contains(a))
         };
         // An engine that lacks a dependency is not about to use its reservation.
         let about_to =
@@ -384,6 +483,15 @@ impl PlanBuilder<'_> {
             matches!(e.state, LifecycleState::Failing { .. }) || self.interferes(e, launch, about_to(e))
         })
     }
+}
+
+fn as_set(accelerators: &[AcceleratorId]) -> BTreeSet<AcceleratorId> {
+    accelerators.iter().cloned().collect()
+}
+
+/// The accelerators of an engine, or those that it will have.
+fn held_or_reserved(e: &Engine) -> &[AcceleratorId] {
+    e.pending_reservation.as_ref().map_or(&e.accelerators, |placing| &placing.accelerators)
 }
 
 /// Returns sets of `n`, in the order of the list, at most [`MAX_CANDIDATES`].

@@ -122,7 +122,7 @@ mod tests {
     /// A fleet with one engine, which has the only request that its saturation allows, and one waiter.
     fn saturated_fleet() -> Fleet {
         let memory = EngineMemory { awake: Bytes::gib(1), asleep: Bytes::mib(256), host: Bytes::gib(1) };
-        let gpu = Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: false, units: None };
+        let gpu = Accelerator::new("gpu-0".into(), Bytes::gib(24));
         let settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
         let models = vec![ModelSpec { explicit_memory: true, ..simulated_model("m", memory) }];
         let configuration = Box::new(FleetConfig { settings, accelerators: vec![gpu], models });

@@ -18,7 +18,7 @@
 use crate::{
     engine::{Admission, Engine, state::LifecycleState},
     fleet::{
-        plan::{Planner, is_outdated},
+        plan::Planner,
         state::ledger::{AcceleratorAccount, accounts::DirtyAccounts},
     },
     model::{EngineId, ModelName, ModelSpec},
@@ -177,7 +177,7 @@ impl Planner {
         }
         let Some(spec) = self.engine_spec(&e.id) else { return Some(DUE_NOW) };
         let ordered = self.operations.values().any(|op| op.model == e.id.model);
-        if e.unclosed_gate.is_some() || is_outdated(e, spec) || ordered {
+        if e.unclosed_gate.is_some() || self.is_outdated(e, spec) || ordered {
             return Some(DUE_NOW);
         }
         let timeouts = &self.settings.timeouts;

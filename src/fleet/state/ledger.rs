@@ -7,6 +7,7 @@
 pub(in crate::fleet) mod accounts;
 pub(in crate::fleet) mod amount;
 pub(in crate::fleet) mod bookings;
+pub(in crate::fleet) mod pool_accelerators;
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -36,9 +37,21 @@ pub(in crate::fleet) struct AcceleratorAccount {
     /// Whether the configuration lists the accelerator.
     #[serde(default = "default_configured", skip_serializing_if = "Clone::clone")]
     pub(in crate::fleet) configured: bool,
-    /// Number of accelerators in a pool, if the pool counts them.
+    /// Limit on the units that engines take, if they are counted: accelerators of a pool, or slots of an accelerator in
+    /// one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::fleet) units: Option<u32>,
+    /// The pool of an accelerator with slots.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::fleet) pool: Option<AcceleratorId>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::fleet) node: Option<String>,
+    /// Limit on the host RAM that sleepers of the node hold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::fleet) host_memory: Option<Bytes>,
+    /// No engine starts here. Those that sleep here may wake.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(in crate::fleet) cordoned: bool,
     /// Reserved bytes by engine.
     pub(in crate::fleet) booked: Bookings,
     #[serde(default, skip_serializing_if = "UnitBookings::is_empty")]
@@ -93,6 +106,10 @@ impl AcceleratorAccount {
             metered: spec.metered,
             healthy: true,
             units: spec.units,
+            pool: spec.pool.clone(),
+            node: spec.node.clone(),
+            host_memory: spec.host_memory,
+            cordoned: spec.cordoned,
             configured: true,
             booked: Bookings::default(),
             units_taken: UnitBookings::default(),
@@ -116,10 +133,16 @@ impl AcceleratorAccount {
         self.capacity.saturating_sub(self.reserved())
     }
 
-    /// How many of its accelerators may still be taken; unlimited if they are not counted.
+    /// How many of its units may still be taken; unlimited if they are not counted.
     #[must_use]
     pub(in crate::fleet) fn free_units(&self) -> u32 {
         self.units.map_or(u32::MAX, |units| units.saturating_sub(self.units_taken.sum()))
+    }
+
+    /// What a unit is, for texts.
+    #[must_use]
+    pub(in crate::fleet) const fn unit_noun(&self) -> &'static str {
+        if self.pool.is_some() { "slot" } else { "accelerator" }
     }
 
     /// Whether it would hold this much if it were empty.
@@ -259,7 +282,7 @@ impl AcceleratorAccount {
             ));
         }
         let units = self.units.filter(|units| self.units_taken.sum() > *units)?;
-        let units_text = pluralize(self.units_taken.sum(), "accelerator");
+        let units_text = pluralize(self.units_taken.sum(), self.unit_noun());
         Some(format!("overcommitted: {units_text} taken of {units}; nothing new is granted here"))
     }
 
@@ -315,6 +338,10 @@ impl MemoryLedger {
                 let account = Arc::make_mut(account);
                 account.capacity = spec.capacity;
                 account.units = spec.units;
+                account.pool.clone_from(&spec.pool);
+                account.node.clone_from(&spec.node);
+                account.host_memory = spec.host_memory;
+                account.cordoned = spec.cordoned;
                 account.configured = true;
                 account.metered = spec.metered;
             }
@@ -322,9 +349,34 @@ impl MemoryLedger {
         });
     }
 
+    /// Adds accounts of accelerators of a pool with slots that are not configured, where a running engine was found.
+    ///
+    /// They grant nothing, and keep what the engine holds until they are configured again.
+    pub(in crate::fleet) fn add_unconfigured(
+        &mut self,
+        accelerators: &[AcceleratorId],
+        pool: &AcceleratorId,
+    ) {
+        if accelerators.iter().all(|id| self.accelerators.get(id).is_some()) {
+            return;
+        }
+        self.accelerators.rebuild(|all| {
+            for id in accelerators {
+                let spec = Accelerator {
+                    units: Some(0),
+                    pool: Some(pool.clone()),
+                    ..Accelerator::new(id.clone(), Bytes::ZERO)
+                };
+                all.entry(id.clone()).or_insert_with(|| {
+                    Arc::new(AcceleratorAccount { configured: false, ..AcceleratorAccount::new(&spec) })
+                });
+            }
+        });
+    }
+
     /// Sets the engine's reservation on each of these accelerators, in place of what it had there.
     ///
-    /// `units`: what it takes of a pool, unless it has units there already.
+    /// `units`: what it takes on each, of a pool or of an accelerator with slots, unless it has units there already.
     pub(in crate::fleet) fn book(
         &mut self,
         engine: &EngineId,
@@ -343,7 +395,7 @@ impl MemoryLedger {
 
     /// Reduces the engine's reservations to `bytes` wherever it has any.
     ///
-    /// Zero ends them, unless the engine keeps its process (`has_process`) and has accelerators of a pool.
+    /// Zero ends them, unless the engine keeps its process (`has_process`) and has units there.
     pub(in crate::fleet) fn shrink(&mut self, engine: &EngineId, bytes: Bytes, has_process: bool, now: Tick) {
         for id in self.accelerators.account_ids_of(engine) {
             let part = self.accelerators.change(&id, |account| {
@@ -378,12 +430,8 @@ mod tests {
     use super::*;
 
     fn account() -> AcceleratorAccount {
-        AcceleratorAccount::new(&Accelerator {
-            id: "gpu-0".into(),
-            capacity: Bytes::gib(24),
-            metered: true,
-            units: None,
-        })
+        let gpu = Accelerator { metered: true, ..Accelerator::new("gpu-0".into(), Bytes::gib(24)) };
+        AcceleratorAccount::new(&gpu)
     }
 
     fn reading(used: Bytes, at: u64) -> MeterReading {

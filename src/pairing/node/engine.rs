@@ -2,7 +2,7 @@
 //!
 //! Apart from the node, because these rules need nothing but the engine itself.
 
-use super::{PendingCommand, RetryState};
+use super::{PendingCommand, PendingCommandKind, RetryState};
 use crate::{
     model::{AcceleratorId, SleepLevel, SleepLevelPolicy},
     pairing::{
@@ -29,11 +29,18 @@ pub struct PairingEngine {
     pub reserved: Bytes,
     pub reserved_host: Bytes,
     pub binding: Option<Binding>,
+    /// The engine sleeps bound to a requester that stays, and only a want wakes it.
+    pub awaits_want: bool,
     pub last_used: Tick,
     /// The engine answers; a canary may be sent.
     pub ready: bool,
+    /// The engine is woken for a want. The gateway proves it by its own first request, so pairing sends no canary.
+    pub proven_by_gateway: bool,
     /// The stub container whose gate this controller opened to the engine.
     pub opened_stub: Option<Uid>,
+    /// A `CloseGate` that was given up because the engine is wanted awake again. It may still arrive, so the gate is
+    /// opened once more after its outcome, or once it has none in time.
+    pub cancelled_close: Option<PendingCommand>,
     /// A step failed in a way that ends this generation.
     pub failure: Option<EngineStopReason>,
     /// The stop command was accepted.
@@ -67,9 +74,12 @@ impl PairingEngine {
             reserved: record.sizes.awake,
             reserved_host: if state == PairingEngineState::Unknown { record.sizes.host } else { Bytes::ZERO },
             binding,
+            awaits_want: false,
             last_used: record.last_used,
             ready: false,
+            proven_by_gateway: false,
             opened_stub: None,
+            cancelled_close: None,
             failure: None,
             stop_accepted: false,
             may_start_until: Tick(0),
@@ -128,7 +138,7 @@ impl PairingEngine {
         self.pending.as_ref().is_some_and(|call| call.until > now)
     }
 
-    /// Whether the engine sleeps unbound with no command pending.
+    /// Whether the engine sleeps unbound with no command pending. A bound sleeper stays with its requester.
     #[must_use]
     pub fn is_evictable(&self) -> bool {
         matches!(self.state, PairingEngineState::Asleep { .. })
@@ -140,6 +150,12 @@ impl PairingEngine {
     #[must_use]
     pub fn is_at_level_2(&self) -> bool {
         self.state == PairingEngineState::Asleep { level: SleepLevel::Two }
+    }
+
+    /// Whether the engine sleeps at a level from which a wake does not restore its LoRA adapters.
+    #[must_use]
+    pub fn has_lost_adapters(&self) -> bool {
+        self.level == SleepLevelPolicy::OneOrStop && self.is_at_level_2()
     }
 
     /// When an unbound sleeper reaches its sleep limit `stop_after`.
@@ -172,6 +188,38 @@ impl PairingEngine {
         self.state = state;
         self.since = now;
         self.retry = RetryState::default();
+        self.awaits_want = false;
+        self.cancelled_close = None;
+    }
+
+    /// Keeps a sleeper that is not wanted awake with its requester: it holds its residue until a want wakes it.
+    pub(in crate::pairing) fn await_want(&mut self) {
+        self.awaits_want = true;
+        self.reserved = self.residue();
+    }
+
+    /// Ends a drain because the engine is wanted awake again. The next plan opens its gate.
+    pub(in crate::pairing) fn cancel_drain(&mut self, now: Tick) {
+        let close = self.pending.take();
+        self.enter(PairingEngineState::Awake, now);
+        self.opened_stub = None;
+        self.cancelled_close = close;
+    }
+
+    /// Has the gate opened once more, because a cancelled `CloseGate` may have closed it.
+    pub(in crate::pairing) fn reopen_gate(&mut self) {
+        self.cancelled_close = None;
+        self.opened_stub = None;
+        // An `OpenGate` under way may have arrived before the close, so its outcome confirms nothing.
+        if let Some(call) = self.pending.as_mut().filter(|call| call.kind == PendingCommandKind::OpenGate) {
+            call.stub_container = None;
+        }
+    }
+
+    /// Whether its gate is confirmed open in this stub container, and no cancelled `CloseGate` is overdue.
+    pub(in crate::pairing) fn has_open_gate(&self, stub_container: Option<&Uid>, now: Tick) -> bool {
+        let may_have_closed = self.cancelled_close.as_ref().is_some_and(|call| call.until <= now);
+        self.opened_stub.is_some() && self.opened_stub.as_ref() == stub_container && !may_have_closed
     }
 
     pub(in crate::pairing) fn record(&self, last_used: Tick) -> EngineRecord {

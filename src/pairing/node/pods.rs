@@ -11,8 +11,13 @@ use crate::{
         ids::{LauncherBuild, Uid},
         settings::PairingSettings,
     },
-    units::{Bytes, Tick},
+    units::{Bytes, Millis, Tick},
 };
+
+/// Margin between the end of a drain and the kubelet's kill of the stub. The stub needs a second to end its streams. A
+/// drain lasts at least [`MIN_DRAIN`].
+const KILL_MARGIN: Millis = Millis::secs(5);
+const MIN_DRAIN: Millis = Millis::secs(1);
 
 #[derive(Clone, Debug)]
 pub struct PairingRequester {
@@ -32,6 +37,8 @@ pub struct PairingRequester {
     /// Why the last start failed.
     pub last_failure: Option<EngineStopReason>,
     pub not_before: Tick,
+    /// Why its last engine was stopped or lost; `None` once another is bound.
+    pub engine_ended: Option<EngineStopReason>,
     pub pending: Option<PendingCommand>,
     pub retry: RetryState,
 }
@@ -63,6 +70,15 @@ impl PairingRequester {
         let since = self.observed.deleting_since?;
         let faulty = self.delete_issued == Some(RequesterDeleteReason::AcceleratorFaulty);
         faulty.then(|| since + settings.replacement_time)
+    }
+
+    /// When a drain that began at `since` ends: at `latest`, but before the kubelet kills the stub of a requester that
+    /// leaves. A killed stub can neither end its streams with an error nor put the engine to sleep.
+    pub(in crate::pairing) fn drain_end(&self, since: Tick, latest: Tick) -> Tick {
+        let Some(grace) = self.observed.grace.filter(|_| !self.stays()) else { return latest };
+        let killed = self.observed.deleting_since.unwrap_or(since) + grace;
+        let before = Tick(killed.0.saturating_sub(KILL_MARGIN.0));
+        latest.min(before.max(since + MIN_DRAIN))
     }
 
     /// Whether its stub container runs and can be called.

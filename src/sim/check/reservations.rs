@@ -1,13 +1,15 @@
 //! Checks what may be reserved, and when a reservation may shrink.
 
+use std::collections::BTreeSet;
+
 use super::super::world::SimulatedWorld;
 use crate::{
-    model::{AcceleratorId, EngineId},
+    model::{AcceleratorId, AcceleratorRequirement, EngineId},
     units::{Bytes, Generation},
 };
 
 impl SimulatedWorld {
-    /// Number of the pool's accelerators that the engine takes.
+    /// Number of units that the engine takes on each account: accelerators of its pool, or one slot.
     pub(in crate::sim) fn units_of(&self, engine: &EngineId) -> u32 {
         self.spec_of(engine).and_then(|spec| spec.accelerators.units()).unwrap_or(1)
     }
@@ -19,6 +21,7 @@ impl SimulatedWorld {
         accelerators: &[AcceleratorId],
         bytes: Bytes,
     ) {
+        self.check_slots(engine, accelerators);
         for id in accelerators {
             let Some(device) = self.machine.accelerators.get(id) else {
                 self.record_violation(format!("{engine} is placed on {id}, which does not exist"));
@@ -42,11 +45,40 @@ impl SimulatedWorld {
                 device.units.filter(|all| units > booked_units && units_taken + units > *all)
             {
                 self.record_violation(format!(
-                    "{engine} {generation} takes {units} accelerators of {id}, where {units_taken} of {all} are taken"
+                    "{engine} {generation} takes {units} units of {id}, where {units_taken} of {all} are taken"
                 ));
             } else if device.lost && bytes > booked_bytes {
                 self.record_violation(format!("{engine} is placed on {id}, which is lost"));
             }
+        }
+    }
+
+    /// In a pool with slots, an engine gets distinct accelerators of one node, as many as its model requires. No other
+    /// engine of its variant has the same.
+    fn check_slots(&mut self, engine: &EngineId, accelerators: &[AcceleratorId]) {
+        let required = self.spec_of(engine).map(|spec| spec.accelerators.clone());
+        let Some(AcceleratorRequirement::Slots { pool, count }) = required else { return };
+        self.tally.add("reservations of slots");
+        let distinct: BTreeSet<&AcceleratorId> = accelerators.iter().collect();
+        let devices = distinct.iter().filter_map(|id| self.machine.accelerators.get(*id));
+        let in_pool = devices.filter(|device| device.pool.as_ref() == Some(&pool));
+        let nodes: Vec<Option<&String>> = in_pool.map(|device| device.node.as_ref()).collect();
+        let is_right = nodes.len() == count as usize
+            && accelerators.len() == nodes.len()
+            && nodes.windows(2).all(|pair| matches!(pair, [a, b] if a == b));
+        if !is_right {
+            self.record_violation(format!(
+                "{engine} gets {accelerators:?}, and needs {count} accelerators of one node of {pool}"
+            ));
+        }
+        let is_twin = |other: &EngineId| {
+            other != engine && (&other.model, &other.variant) == (&engine.model, &engine.variant)
+        };
+        let mut twins = self.machine.reservations.iter().filter(|(other, _)| is_twin(other));
+        let has_same =
+            twins.any(|(_, booking)| booking.accelerators.iter().collect::<BTreeSet<_>>() == distinct);
+        if has_same {
+            self.record_violation(format!("{engine} gets {accelerators:?}, as another engine of its model"));
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{ClusterFault, SimulatedCluster};
 use crate::{
-    pairing::event::{CommandReply, PairingEvent},
+    pairing::event::{CommandReply, PairingEvent, WantedState},
     units::Millis,
 };
 
@@ -86,6 +86,15 @@ pub(super) fn describe_event(event: &PairingEvent) -> String {
         PairingEvent::ProviderVanished { provider, .. } => format!("{provider} has vanished"),
         PairingEvent::KubeletReporting { node, reports } => {
             format!("{node} {}", if *reports { "reports" } else { "is silent" })
+        }
+        PairingEvent::Want { requester, wanted, .. } => match wanted {
+            WantedState::Awake => format!("the engine of {requester} is wanted awake"),
+            WantedState::Asleep { level } => {
+                format!("the engine of {requester} is wanted asleep at level {}", level.number())
+            }
+        },
+        PairingEvent::WantWithdrawn { requester, .. } => {
+            format!("the engine of {requester} is not wanted awake any more")
         }
         PairingEvent::EngineReady { engine, .. } => format!("{engine} answers"),
         PairingEvent::EngineDied { engine, gone, .. } => {

@@ -12,6 +12,7 @@ use crate::{
     pairing::{
         PairingPlan,
         command::PairingCommand,
+        event::{PairingEvent, WantedState},
         ids::{NodeName, PairingEngineId, ProviderId, ProviderMode, RequesterId, Uid},
         node::PairingEngineState,
         vanished::VanishedEngine,
@@ -29,6 +30,8 @@ pub(super) struct ClusterAudit {
     last_sleep: BTreeMap<(NodeName, AcceleratorId), Tick>,
     /// Since when the sleepers exceed their budget on an accelerator with an awake engine.
     over_budget_since: BTreeMap<(NodeName, AcceleratorId), Tick>,
+    /// What the gateway wants, as far as the present leader has received it.
+    pub(super) wants: BTreeMap<RequesterId, WantedState>,
     /// When the present leader began to lead.
     leader_since: Tick,
 }
@@ -37,6 +40,22 @@ impl ClusterAudit {
     pub(super) fn record_sleep(&mut self, node: &NodeName, engine: &PairingEngineId, now: Tick) {
         for accelerator in engine.accelerators.iter() {
             self.last_sleep.insert((node.clone(), accelerator.clone()), now);
+        }
+    }
+
+    /// Records what the present leader learns of the gateway's wants, and what it forgets.
+    pub(super) fn record_want(&mut self, event: &PairingEvent) {
+        match event {
+            PairingEvent::LeadershipGained { .. } => self.wants.clear(),
+            PairingEvent::Want { requester, wanted, .. } => {
+                self.wants.insert(requester.clone(), *wanted);
+            }
+            PairingEvent::WantWithdrawn { requester, .. }
+                if self.wants.get(requester) != Some(&WantedState::Awake) => {}
+            PairingEvent::RequesterGone { requester, .. } | PairingEvent::WantWithdrawn { requester, .. } => {
+                self.wants.remove(requester);
+            }
+            _ => {}
         }
     }
 
@@ -191,7 +210,10 @@ impl SimulatedCluster {
     }
 
     fn check_budget(&mut self, broken: &mut Vec<String>) {
-        let meter_lag = self.scenario.settings.meter_lag;
+        let settings = &self.scenario.settings;
+        // A sleeper that its requester leaves during a launch beside it counts at once, and stays until the launch ends.
+        let launch = if self.is_shared() { settings.start_timeout } else { Millis::ZERO };
+        let meter_lag = settings.meter_lag;
         for (node, accelerator) in self.all_accelerators() {
             let at = (node.clone(), accelerator.clone());
             let slept = self.audit.last_sleep.get(&at).is_some_and(|slept| *slept + meter_lag > self.now);
@@ -201,7 +223,7 @@ impl SimulatedCluster {
             }
             let since = *self.audit.over_budget_since.entry(at).or_insert(self.now);
             // A new leader counts its sleepers from its start, and a watch may be broken.
-            if since + meter_lag + Millis::secs(30) < self.now {
+            if since + meter_lag + launch + Millis::secs(30) < self.now {
                 broken.push(format!(
                     "the sleepers of {accelerator} of {node} are over their budget since {since}"
                 ));
@@ -267,6 +289,12 @@ impl SimulatedCluster {
             let container = requester.stub.as_ref().map(|stub| &stub.container);
             let serves = engine
                 .is_some_and(|e| e.state == PairingEngineState::Awake && e.opened_stub.as_ref() == container);
+            if matches!(requester.wanted, Some(WantedState::Asleep { .. })) {
+                if engine.is_some_and(|e| !e.awaits_want) {
+                    broken.push(format!("the engine of {id} is not asleep"));
+                }
+                continue;
+            }
             if !serves && !self.is_too_large(requester) {
                 let reason = self.reason(&requester.node, id).unwrap_or("no reason given").to_owned();
                 broken.push(format!("{id} is not served: {reason}"));
@@ -300,7 +328,9 @@ impl SimulatedCluster {
     fn is_too_large(&self, requester: &super::SimulatedRequester) -> bool {
         let accelerator_facts = |a: &AcceleratorId| self.nodes.get(&requester.node)?.accelerators.get(a);
         let small = |a: &AcceleratorId| {
-            accelerator_facts(a).is_none_or(|facts| facts.capacity < requester.requested.sizes.awake)
+            let beside = self.bound_sleepers_on(&requester.node, a, requester.requested.fingerprint);
+            let needed = requester.requested.sizes.awake + beside;
+            accelerator_facts(a).is_none_or(|facts| facts.capacity < needed)
         };
         requester.accelerators.iter().any(small)
     }

@@ -307,5 +307,6 @@ impl SimulatedCluster {
         }
         let owners = 0..self.scenario.owners.len();
         owners.for_each(|owner| self.schedule(Millis(10), ClusterEvent::EnsureRequester(owner)));
+        self.settle_wants();
     }
 }

@@ -32,13 +32,15 @@ impl SimulatedCluster {
         }
     }
 
-    /// Picks a node and accelerators as scheduler and kubelet do: any node that accepts Pods, any free accelerators.
+    /// Picks a node and accelerators as scheduler and kubelet do: any node that accepts Pods, any accelerators with a
+    /// free slot.
     pub(super) fn create_requester(&mut self, number: usize) -> bool {
         let Some(owner) = self.scenario.owners.get(number).cloned() else { return false };
+        let slots = self.scenario.slots;
         let free = |name: &NodeName| {
             let machine = self.nodes.get(name).filter(|m| m.exists && !m.facts.cordoned && !m.cut_off);
             let all = machine.into_iter().flat_map(|m| {
-                m.accelerators.iter().filter(|(a, facts)| facts.healthy && !m.allocated.contains_key(*a))
+                m.accelerators.iter().filter(move |(a, facts)| facts.healthy && m.slots_used(a) < slots)
             });
             all.map(|(a, _)| a.clone()).collect::<Vec<AcceleratorId>>()
         };
@@ -54,7 +56,9 @@ impl SimulatedCluster {
         accelerators.truncate(owner.accelerator_count);
         let id = RequesterId::from(self.next_uid("requester"));
         if let Some(machine) = self.nodes.get_mut(&node) {
-            machine.allocated.extend(accelerators.iter().map(|a| (a.clone(), id.clone())));
+            for accelerator in &accelerators {
+                machine.allocated.entry(accelerator.clone()).or_default().insert(id.clone());
+            }
         }
         let requester = SimulatedRequester {
             node,
@@ -66,10 +70,13 @@ impl SimulatedCluster {
             deleting_since: None,
             terminated: false,
             finalizer: false,
+            actuated: self.is_shared(),
+            wanted: None,
         };
         self.requesters.insert(id.clone(), requester);
         self.count("requesters");
         self.emit_requester(&id);
+        self.first_want(&id);
         let after = self.random_duration((20, 400));
         self.schedule(after, ClusterEvent::StubStarts(id));
         true
@@ -90,10 +97,13 @@ impl SimulatedCluster {
         requester.stub = None;
         let owner = requester.owner;
         if let Some(machine) = self.nodes.get_mut(&requester.node) {
-            machine.allocated.retain(|_, holder| holder != id);
+            machine.allocated.values_mut().for_each(|holders| {
+                holders.remove(id);
+            });
         }
         self.emit_requester(id);
         self.collect_requester(id);
+        self.settle_wants();
         self.schedule(Millis(300), ClusterEvent::EnsureRequester(owner));
     }
 
@@ -109,6 +119,7 @@ impl SimulatedCluster {
         let grace = if self.scenario.stubs_await_release { hold } else { self.random_duration((5, 2000)) };
         self.schedule(grace, ClusterEvent::StubEnds(id.clone()));
         self.collect_requester(id);
+        self.settle_wants();
         self.schedule(Millis(50), ClusterEvent::EnsureRequester(owner));
     }
 

@@ -1,13 +1,13 @@
 //! The real state: machines, Pods, processes, and the memory they hold.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     model::{AcceleratorId, SleepLevel},
     pairing::{
         event::{
             AcceleratorFacts, EngineRecord, LeaderEpoch, ObservedProvider, ObservedRequester,
-            PairingNodeFacts, ProviderPhase, RequestedEngine,
+            PairingNodeFacts, ProviderPhase, RequestedEngine, WantedState,
         },
         ids::{LauncherBuild, NodeName, PairingEngineId, ProviderId, RequesterId, Uid},
     },
@@ -24,7 +24,14 @@ pub(super) struct SimulatedNode {
     /// The Node object shows the kubelet as silent.
     pub(super) kubelet_silent: bool,
     pub(super) accelerators: BTreeMap<AcceleratorId, AcceleratorFacts>,
-    pub(super) allocated: BTreeMap<AcceleratorId, RequesterId>,
+    pub(super) allocated: BTreeMap<AcceleratorId, BTreeSet<RequesterId>>,
+}
+
+impl SimulatedNode {
+    /// How many requesters have this accelerator.
+    pub(super) fn slots_used(&self, accelerator: &AcceleratorId) -> usize {
+        self.allocated.get(accelerator).map_or(0, BTreeSet::len)
+    }
 }
 
 /// A requester Pod.
@@ -39,6 +46,10 @@ pub(super) struct SimulatedRequester {
     pub(super) deleting_since: Option<Tick>,
     pub(super) terminated: bool,
     pub(super) finalizer: bool,
+    /// The gateway decides when its engine sleeps.
+    pub(super) actuated: bool,
+    /// What the gateway wants of its engine.
+    pub(super) wanted: Option<WantedState>,
 }
 
 /// The stub in a requester.
@@ -140,6 +151,7 @@ impl SimulatedRequester {
             grace: None,
             terminated: self.terminated,
             finalizer: self.finalizer,
+            actuated: self.actuated,
         }
     }
 }

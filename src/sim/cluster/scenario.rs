@@ -31,6 +31,10 @@ pub struct ClusterScenario {
     /// For each LauncherConfig, how many engines its launchers may hold.
     pub launcher_max_engines: Vec<Option<u32>>,
     pub owners: Vec<SimulatedOwner>,
+    /// How many requesters may have an accelerator. If more than one, the gateway decides whose engine is awake.
+    pub slots: usize,
+    /// Mean time between the gateway's wants.
+    pub want_interval: Option<Millis>,
     pub fault_rates: ClusterFaultRates,
     /// A stub ordered to terminate holds on until it is released.
     pub stubs_await_release: bool,
@@ -113,6 +117,8 @@ impl ClusterScenario {
             },
             launcher_max_engines: Vec::new(),
             owners,
+            slots: 1,
+            want_interval: None,
             fault_rates: fault_rates(&mut random),
             stubs_await_release: random.chance(0.5),
             metered: random.chance(0.6),
@@ -139,7 +145,22 @@ impl ClusterScenario {
         if plot.fault_rates.mean_interval.is_some() && random.chance(0.1) {
             plot.fault_rates.sleep_denied = 0.1;
         }
+        // Without slots, launchers have events that are rare enough to need most of the worlds with launchers.
+        let has_launchers = plot.owners.iter().any(|owner| owner.requested.build.is_some());
+        if random.chance(if has_launchers { 0.03 } else { 0.5 }) {
+            plot.share_accelerators(&mut random);
+        }
         plot
+    }
+
+    /// Gives each accelerator several slots. All launchers are of one LauncherConfig and hold any number of engines:
+    /// bound engines stay in a launcher, so others would wait in it for ever.
+    fn share_accelerators(&mut self, random: &mut SplitMix64) {
+        self.slots = random.between(2, 4) as usize;
+        self.want_interval = Some(Millis(random.between(500, 8000)));
+        self.launcher_max_engines = vec![None];
+        let launched = self.owners.iter_mut().filter(|owner| owner.requested.build.is_some());
+        launched.for_each(|owner| owner.requested.build = Some(first_build(0)));
     }
 
     /// One node without faults, on which only the scripted actions happen.
@@ -157,6 +178,8 @@ impl ClusterScenario {
             launchers_per_node: 0,
             launcher_max_engines: Vec::new(),
             owners,
+            slots: 1,
+            want_interval: None,
             fault_rates: ClusterFaultRates::default(),
             stubs_await_release: false,
             metered: false,
@@ -302,6 +325,9 @@ impl SimulatedCluster {
         }
         if let Some(every) = self.scenario.fault_rates.mean_interval {
             self.schedule(every, ClusterEvent::RandomFault);
+        }
+        if let Some(every) = self.scenario.want_interval {
+            self.schedule(every, ClusterEvent::RandomWant);
         }
         for action in self.scenario.actions.clone() {
             self.schedule(action.after, ClusterEvent::Action(action));

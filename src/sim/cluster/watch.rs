@@ -30,12 +30,13 @@ pub(super) struct SimulatedWatch {
 
 impl SimulatedCluster {
     /// Schedules the delivery of an event to the controller.
-    fn emit(&mut self, event: PairingEvent) {
-        if self.watch.broken {
+    pub(super) fn emit(&mut self, event: PairingEvent) {
+        let kind = watch_kind(&event);
+        // The gateway's wants come by no watch. Without a leader nothing receives them.
+        if self.watch.broken && (kind != WatchKind::Wants || self.watch.has_no_leader) {
             return;
         }
         let delay = if self.quiescing { (1, 20) } else { self.scenario.watch_delay };
-        let kind = watch_kind(&event);
         // A leader event follows all earlier deliveries, and every event follows the last leader event.
         let barrier = kind == WatchKind::Leader;
         let before = self
@@ -55,7 +56,9 @@ impl SimulatedCluster {
         }
         self.listed |= *event == PairingEvent::Listed;
         self.record_line(|| super::actions::describe_event(event));
+        self.audit.record_want(event);
         self.pairing.on(event, self.now);
+        self.pass_on_want(event);
         true
     }
 
@@ -289,6 +292,7 @@ impl SimulatedCluster {
         }
         self.emit_all();
         self.emit(PairingEvent::Listed);
+        self.repeat_wants();
     }
 
     pub(super) fn read_meters(&mut self) {
@@ -317,6 +321,8 @@ enum WatchKind {
     /// Reports of launchers about their engines.
     Launchers,
     Templates,
+    /// Not a watch: the gateway's wants, which no relist repeats.
+    Wants,
 }
 
 const fn watch_kind(event: &PairingEvent) -> WatchKind {
@@ -327,6 +333,7 @@ const fn watch_kind(event: &PairingEvent) -> WatchKind {
         | PairingEvent::KubeletReporting { .. } => WatchKind::Nodes,
         PairingEvent::EngineReady { .. } | PairingEvent::EngineDied { .. } => WatchKind::Launchers,
         PairingEvent::Template { .. } => WatchKind::Templates,
+        PairingEvent::Want { .. } | PairingEvent::WantWithdrawn { .. } => WatchKind::Wants,
         PairingEvent::LeadershipGained { .. } | PairingEvent::Listed => WatchKind::Leader,
         _ => WatchKind::Pods,
     }

@@ -42,6 +42,10 @@ impl Scenario {
             add_dependencies(&mut configuration.models, &names, &mut random);
         }
         let sleep_denied = if random.chance(0.2) { 0.3 } else { 0.0 };
+        // Last, so that the worlds without such a pool are what they were before there was any.
+        if random.chance(0.25) {
+            add_pool_with_slots(&mut configuration, &mut random);
+        }
         Self {
             name: format!("seed {seed}"),
             seed,
@@ -59,12 +63,7 @@ fn configuration(random: &mut SplitMix64) -> FleetConfig {
     let metered = random.chance(0.8);
     let size = random.between(20, 80);
     let accelerators: Vec<_> = (0..random.between(1, 4))
-        .map(|i| Accelerator {
-            id: format!("gpu-{i}").into(),
-            capacity: Bytes::gib(size),
-            metered,
-            units: None,
-        })
+        .map(|i| Accelerator { metered, ..Accelerator::new(format!("gpu-{i}").into(), Bytes::gib(size)) })
         .collect();
     let models = (0..random.between(1, 6))
         .map(|i| model(&format!("model-{i}"), size, &accelerators, random))
@@ -192,11 +191,11 @@ fn add_pool(configuration: &mut FleetConfig, random: &mut SplitMix64) {
     // In some pools there is less memory than the accelerators could hold.
     let tenths = if random.chance(0.3) { 7 } else { 10 };
     let pool = AcceleratorId::from("pool-0");
+    let capacity = Bytes(each.0 / 10 * tenths * units);
     configuration.accelerators.push(Accelerator {
-        id: pool.clone(),
-        capacity: Bytes(each.0 / 10 * tenths * units),
         metered: random.chance(0.3),
         units: u32::try_from(units).ok(),
+        ..Accelerator::new(pool.clone(), capacity)
     });
     for spec in &mut configuration.models {
         if random.chance(0.7) {
@@ -205,6 +204,33 @@ fn add_pool(configuration: &mut FleetConfig, random: &mut SplitMix64) {
             spec.accelerators = AcceleratorRequirement::InPool { pool: pool.clone(), count };
         } else if random.chance(0.2) {
             spec.accelerators = AcceleratorRequirement::Count(0);
+        }
+    }
+}
+
+/// Adds a pool whose accelerators have slots, with most of the models in it.
+fn add_pool_with_slots(configuration: &mut FleetConfig, random: &mut SplitMix64) {
+    let each = configuration.accelerators.first().map_or(Bytes::ZERO, |a| a.capacity);
+    let pool = AcceleratorId::from("slots-0");
+    let (nodes, per_node) = (random.between(1, 3), random.between(1, 3));
+    let slots = u32::try_from(random.between(1, 4)).ok();
+    let metered = random.chance(0.2);
+    let host_memory = random.chance(0.5).then(|| Bytes::gib(random.between(0, 32)));
+    for node in 0..nodes {
+        configuration.accelerators.extend((0..per_node).map(|n| Accelerator {
+            metered,
+            units: slots,
+            pool: Some(pool.clone()),
+            node: Some(format!("node-{node}")),
+            host_memory,
+            ..Accelerator::new(format!("slots-0-{node}-{n}").into(), each)
+        }));
+    }
+    for spec in &mut configuration.models {
+        if random.chance(0.7) {
+            let most = if random.chance(0.3) { per_node } else { 1 };
+            let count = random.between(1, most) as u32;
+            spec.accelerators = AcceleratorRequirement::Slots { pool: pool.clone(), count };
         }
     }
 }

@@ -249,12 +249,8 @@ fn base_scenario(name: &str, gpus: u64, models: Vec<ModelSpec>) -> Scenario {
     settings.turns.residency = Millis::secs(5);
     settings.turns.max_turn = Millis::secs(20);
     settings.turns.drain_deadline = Millis::secs(10);
-    let gpu = |n| Accelerator {
-        id: format!("gpu-{n}").into(),
-        capacity: Bytes::gib(24),
-        metered: true,
-        units: None,
-    };
+    let gpu =
+        |n| Accelerator { metered: true, ..Accelerator::new(format!("gpu-{n}").into(), Bytes::gib(24)) };
     Scenario::new(name, FleetConfig { settings, accelerators: (0..gpus).map(gpu).collect(), models })
 }
 

@@ -2,6 +2,7 @@
 
 use super::{
     WATCH_TIME,
+    disturb::ORPHAN_TIME,
     world::{WarmupWorld, WarmupWorldEvent},
 };
 use crate::{
@@ -22,12 +23,18 @@ impl WarmupWorld {
     pub(super) fn arrive(&mut self, epoch: u64, command: WarmupCommand, seen: Option<WarmupPodState>) {
         let faults = self.scenario.faults;
         let is_lost = self.random.chance(faults.lost_write);
-        let is_refused = self.has_changed(&command, seen.as_ref());
-        if !is_lost && !is_refused {
+        let is_outdated = self.has_changed(&command, seen.as_ref());
+        let is_new_pod = matches!(command, WarmupCommand::CreatePod { .. });
+        let is_refused = is_new_pod && !is_lost && self.random.chance(faults.refused_pod);
+        if !is_lost && !is_outdated && !is_refused {
             self.execute(&command);
         }
-        let is_unknown = is_lost || is_refused || self.random.chance(faults.lost_reply);
-        let outcome = if is_unknown {
+        let is_unknown = is_lost || is_outdated || !is_refused && self.random.chance(faults.lost_reply);
+        let outcome = if is_refused {
+            self.tally.refused_pods += 1;
+            let error = CommandError::Refused("exceeded quota: pods=0".to_owned());
+            WarmupEvent::Failed { command, error }
+        } else if is_unknown {
             WarmupEvent::Failed { command, error: CommandError::Transient }
         } else {
             WarmupEvent::Executed(command)
@@ -44,8 +51,9 @@ impl WarmupWorld {
     fn execute(&mut self, command: &WarmupCommand) {
         match command {
             WarmupCommand::CreatePod { id, node, item, generation, items_hash, attempt } => {
-                let name = WarmPodName::from(format!("{node}-{item}-{generation}-{attempt}"));
-                if self.pods.contains_key(&name) || self.request.is_none() {
+                let name = WarmPodName::from(format!("{id}-{node}-{item}-{generation}-{attempt}"));
+                let exists = self.object(id).is_some_and(|object| object.request.is_some());
+                if self.pods.contains_key(&name) || !exists {
                     return;
                 }
                 let pod = WarmupPod {
@@ -61,8 +69,12 @@ impl WarmupWorld {
                 };
                 *self.created.entry((node.clone(), item.clone())).or_default() += 1;
                 self.pods.insert(name.clone(), pod);
-                self.count_active();
+                self.count_active(id);
                 self.show_pod(&name);
+                if !self.nodes.contains_key(node) {
+                    self.schedule(ORPHAN_TIME, WarmupWorldEvent::PodIsGone(name, self.now));
+                    return;
+                }
                 self.start_pod(&name);
                 if self.random.chance(self.scenario.faults.deleted_pod) {
                     let after = self.between(DELETED_AFTER);
@@ -91,9 +103,13 @@ impl WarmupWorld {
                 self.show_node(node);
             }
             WarmupCommand::DeleteWarmup { id } => {
-                self.request = None;
+                if let Some(object) = self.object_mut(id) {
+                    object.request = None;
+                }
                 self.observe(WarmupEvent::WarmupDeleted(id.clone()));
-                for name in self.pods.keys().cloned().collect::<Vec<_>>() {
+                let pods =
+                    self.pods.iter().filter(|(_, pod)| pod.warmup == *id).map(|(name, _)| name.clone());
+                for name in pods.collect::<Vec<_>>() {
                     let created = self.pods.get(&name).map_or(self.now, |pod| pod.created);
                     self.schedule(GRACE, WarmupWorldEvent::PodIsGone(name, created));
                 }
@@ -102,12 +118,20 @@ impl WarmupWorld {
     }
 
     /// A Pod that shows a success is deleted after its node's outcome is stored, and not before.
+    ///
+    /// A Pod that an edit has made superfluous is deleted at any time. Of a node that replaced another, a new leader
+    /// cannot know to which of the two the success belongs while the record is that of the former.
     fn check_deletion(&mut self, name: &WarmPodName, now: Tick) {
         let Some(pod) = self.pods.get(name) else { return };
-        let recorded = self.stored.record.get(NodeKey::new(&pod.node));
+        let Some(object) = self.object(&pod.warmup) else { return };
+        let is_wanted = object.items.contains(&pod.item) && !object.was_just_edited(now);
+        if !is_wanted || self.replaced.contains(&pod.node) {
+            return;
+        }
+        let recorded = object.stored.record.get(NodeKey::new(&pod.node));
         let has_ended = recorded.is_some_and(|node| node.outcome != RecordedOutcome::Retried);
         let is_success = matches!(pod.state, WarmupPodState::Present { .. } | WarmupPodState::Done { .. });
-        if is_success && !has_ended && self.stored.completion.is_none() {
+        if is_success && !has_ended && object.stored.completion.is_none() {
             self.violations.push(format!("{name} was deleted at {now}, and nothing has its success"));
         }
     }

@@ -24,7 +24,7 @@ impl WarmupWorld {
     /// Moves the Pod to its next state.
     pub(super) fn move_pod(&mut self, name: &WarmPodName, created: Tick) {
         let Some(pod) = self.pods.get(name).filter(|pod| pod.created == created) else { return };
-        if pod.terminating || !pod.is_unfinished() {
+        if pod.terminating || !pod.is_unfinished() || !self.nodes.contains_key(&pod.node) {
             return;
         }
         let (node, item) = (pod.node.clone(), pod.item.clone());
@@ -35,6 +35,7 @@ impl WarmupWorld {
                     (self.present(), None)
                 } else {
                     self.maybe_cordon(&node);
+                    self.maybe_delete_node(&node);
                     (WarmupPodState::Pulling, Some(self.between(PULL_TIME)))
                 }
             }

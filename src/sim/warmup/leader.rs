@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use super::{
     LEASE_TIME, STATUS_INTERVAL, WATCH_TIME, WRITE_TIME,
+    object::WarmupObject,
     world::{WarmupWorld, WarmupWorldEvent},
 };
 use crate::{
     units::{Millis, Tick},
-    warmup::{WarmupCommand, WarmupEvent, WarmupPlan, WarmupReport, WarmupTargets, Warmups},
+    warmup::{WarmupCommand, WarmupEvent, WarmupId, WarmupPlan, WarmupReport, Warmups},
 };
 
 impl WarmupWorld {
@@ -16,9 +17,14 @@ impl WarmupWorld {
     pub(super) fn begin_term(&mut self) {
         self.epoch += 1;
         self.warmups = Warmups::new();
-        (self.report, self.is_status_due) = (None, false);
+        self.first.begin_term();
+        self.second.iter_mut().for_each(WarmupObject::begin_term);
         let mut events = vec![WarmupEvent::LeadershipGained];
-        events.extend(self.warmup_events());
+        for object in self.objects().filter(|object| object.request.is_some()) {
+            events.extend(warmup_event(object));
+            let targets = object.targets(&self.nodes);
+            events.push(WarmupEvent::Targets { id: object.id.clone(), targets });
+        }
         let nodes = self.nodes.iter();
         events.extend(
             nodes.map(|(name, facts)| WarmupEvent::Node { name: name.clone(), facts: Some(facts.clone()) }),
@@ -42,22 +48,9 @@ impl WarmupWorld {
         self.warmups.on(event, self.now);
     }
 
-    fn warmup_events(&self) -> Vec<WarmupEvent> {
-        let Some(request) = &self.request else { return Vec::new() };
-        let targets = self.nodes.keys().map(|name| (name.clone(), Arc::clone(&self.items))).collect();
-        vec![
-            WarmupEvent::Warmup {
-                id: self.id.clone(),
-                request: Arc::clone(request),
-                stored: Arc::clone(&self.stored),
-            },
-            WarmupEvent::Targets { id: self.id.clone(), targets: WarmupTargets::Nodes(targets) },
-        ]
-    }
-
     /// The watch delivers the Warmup.
-    pub(super) fn observe_warmup(&mut self) {
-        for event in self.warmup_events().into_iter().take(1) {
+    pub(super) fn observe_warmup(&mut self, id: &WarmupId) {
+        if let Some(event) = self.object(id).and_then(warmup_event) {
             self.observe(event);
         }
     }
@@ -86,8 +79,8 @@ impl WarmupWorld {
             };
             self.schedule(after, WarmupWorldEvent::Arrives(self.epoch, command, seen));
         }
-        for report in plan.reports.into_values() {
-            self.take_report(report);
+        for (id, report) in plan.reports {
+            self.take_report(&id, report);
         }
         if self.scenario.kill_leader_after.is_some_and(|limit| self.tally.commands >= limit) {
             self.kill_leader();
@@ -116,29 +109,37 @@ impl WarmupWorld {
     }
 
     /// Schedules a write of the status, at once if the phase has changed.
-    fn take_report(&mut self, report: Arc<WarmupReport>) {
-        let is_urgent = report.progress.phase != self.stored.phase;
-        let due = self.last_status_at.map_or(self.now, |at| at + STATUS_INTERVAL).max(self.now);
-        let after = if is_urgent { Millis::ZERO } else { due.since(self.now) };
-        self.report = Some(report);
-        if is_urgent || !self.is_status_due {
-            self.is_status_due = true;
-            self.schedule(after, WarmupWorldEvent::WriteStatus(self.epoch));
+    fn take_report(&mut self, id: &WarmupId, report: Arc<WarmupReport>) {
+        let (now, epoch) = (self.now, self.epoch);
+        let Some(object) = self.object_mut(id) else { return };
+        let is_urgent = report.progress.phase != object.stored.phase;
+        let due = object.last_status_at.map_or(now, |at| at + STATUS_INTERVAL).max(now);
+        let after = if is_urgent { Millis::ZERO } else { due.since(now) };
+        object.report = Some(report);
+        if is_urgent || !object.is_status_due {
+            object.is_status_due = true;
+            self.schedule(after, WarmupWorldEvent::WriteStatus(epoch, id.clone()));
         }
     }
 
-    pub(super) fn write_status(&mut self, epoch: u64) {
-        let Some(report) = self.report.clone().filter(|_| epoch == self.epoch && self.request.is_some())
-        else {
+    pub(super) fn write_status(&mut self, epoch: u64, id: &WarmupId) {
+        let (now, is_current) = (self.now, epoch == self.epoch);
+        let Some(object) = self.object_mut(id).filter(|object| is_current && object.request.is_some()) else {
             return;
         };
-        (self.is_status_due, self.last_status_at) = (false, Some(self.now));
+        let Some(report) = object.report.clone() else { return };
+        (object.is_status_due, object.last_status_at) = (false, Some(now));
+        object.stored = Arc::new(report.progress.clone());
         self.tally.status_writes += 1;
         let record = serde_json::to_string(&report.progress.record.groups()).unwrap_or_default();
         let listing = serde_json::to_string(&report.nodes).unwrap_or_default();
         self.tally.max_record_bytes = self.tally.max_record_bytes.max(record.len());
         self.tally.max_listing_bytes = self.tally.max_listing_bytes.max(listing.len());
-        self.stored = Arc::new(report.progress.clone());
-        self.observe_warmup();
+        self.observe_warmup(id);
     }
+}
+
+fn warmup_event(object: &WarmupObject) -> Option<WarmupEvent> {
+    let request = Arc::clone(object.request.as_ref()?);
+    Some(WarmupEvent::Warmup { id: object.id.clone(), request, stored: Arc::clone(&object.stored) })
 }

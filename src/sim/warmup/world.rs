@@ -1,37 +1,34 @@
 //! The world: its state, its clock, and the checks after each step.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::{WarmupRunTally, WarmupScenario};
+use super::{WarmupRunTally, WarmupScenario, object::WarmupObject};
 use crate::{
     pairing::ids::NodeName,
     sim::{event_queue::EventQueue, random::SplitMix64},
     units::{Millis, Tick},
     warmup::{
         ImageName, NodeItems, WarmPodName, WarmupCommand, WarmupEvent, WarmupId, WarmupItem, WarmupNodeFacts,
-        WarmupPlan, WarmupPod, WarmupPodState, WarmupProgress, WarmupReport, WarmupRequest, Warmups,
+        WarmupPlan, WarmupPod, WarmupPodState, WarmupProgress, WarmupReport, Warmups,
     },
 };
 
-const START: Tick = Tick(1_000_000_000);
+pub(super) const START: Tick = Tick(1_000_000_000);
 
-/// A cluster with one Warmup.
+/// A cluster with one Warmup or two.
 #[derive(Clone, Debug)]
 pub struct WarmupWorld {
     pub(super) scenario: WarmupScenario,
-    pub(super) id: WarmupId,
     pub(super) now: Tick,
     pub(super) random: SplitMix64,
     pub(super) queue: EventQueue<WarmupWorldEvent>,
 
     // The API server
-    pub(super) request: Option<Arc<WarmupRequest>>,
-    pub(super) stored: Arc<WarmupProgress>,
+    pub(super) first: WarmupObject,
+    pub(super) second: Option<WarmupObject>,
     pub(super) nodes: BTreeMap<NodeName, WarmupNodeFacts>,
-    pub(super) items: Arc<NodeItems>,
+    /// Names of nodes of which one was deleted.
+    pub(super) replaced: BTreeSet<NodeName>,
     pub(super) pods: BTreeMap<WarmPodName, WarmupPod>,
 
     // Kubelets and the registry
@@ -44,9 +41,6 @@ pub struct WarmupWorld {
     /// The states of Pods that the leader has observed last.
     pub(super) observed: BTreeMap<WarmPodName, WarmupPodState>,
     pub(super) epoch: u64,
-    pub(super) report: Option<Arc<WarmupReport>>,
-    pub(super) last_status_at: Option<Tick>,
-    pub(super) is_status_due: bool,
 
     pub(super) commands_by_node: BTreeMap<NodeName, u32>,
     pub(super) created: BTreeMap<(NodeName, WarmupItem), u32>,
@@ -63,8 +57,12 @@ pub(super) enum WarmupWorldEvent {
     PodMoves(WarmPodName, Tick),
     PodIsGone(WarmPodName, Tick),
     Uncordoned(NodeName),
-    /// The leader of this epoch writes the status.
-    WriteStatus(u64),
+    NodeIsDeleted(NodeName),
+    NodeIsCreated(NodeName),
+    Edited,
+    Resumed,
+    /// The leader of this epoch writes the status of this Warmup.
+    WriteStatus(u64, WarmupId),
     LeaderBegins,
 }
 
@@ -77,28 +75,26 @@ impl WarmupWorld {
         let missing_images =
             images.iter().filter(|_| random.chance(scenario.faults.missing_image)).cloned().collect();
         let action = scenario.has_action.then(|| "action-1".into());
-        let facts = WarmupNodeFacts { ready: true, ..WarmupNodeFacts::default() };
-        let nodes =
-            (0..scenario.nodes).map(|n| (NodeName::from(format!("node-{n:05}")), facts.clone())).collect();
-        let request = WarmupRequest {
-            generation: 1,
-            created: START,
-            paused: false,
-            limits: scenario.limits.clone(),
-            keep_warm: false,
-            set: "0123456789abcdef".into(),
-            tolerations: Vec::new(),
+        let names: BTreeSet<NodeName> =
+            (0..scenario.nodes).map(|n| NodeName::from(format!("node-{n:05}"))).collect();
+        let nodes = names.iter().map(|name| (name.clone(), Self::new_node(name, START))).collect();
+        let object = |id: &str, age: u64, items: NodeItems, names: BTreeSet<NodeName>| {
+            WarmupObject::new(id, age, scenario.limits.clone(), items, names, scenario.has_names)
         };
+        let second = scenario.has_overlap.then(|| {
+            let half = names.iter().skip(names.len() / 2).cloned().collect();
+            object("default/overlap", 0, NodeItems { images: images.clone(), action: None }, half)
+        });
+        let first = object("default/sim", 1_000, NodeItems { images, action }, names);
         let mut world = Self {
             scenario,
-            id: "default/sim".into(),
             now: START,
             random,
             queue: EventQueue::default(),
-            request: Some(Arc::new(request)),
-            stored: Arc::default(),
+            first,
+            second,
             nodes,
-            items: Arc::new(NodeItems { images, action }),
+            replaced: BTreeSet::new(),
             pods: BTreeMap::new(),
             images: BTreeSet::new(),
             missing_images,
@@ -106,14 +102,12 @@ impl WarmupWorld {
             warmups: Warmups::new(),
             observed: BTreeMap::new(),
             epoch: 0,
-            report: None,
-            last_status_at: None,
-            is_status_due: false,
             commands_by_node: BTreeMap::new(),
             created: BTreeMap::new(),
             tally: WarmupRunTally::default(),
             violations: Vec::new(),
         };
+        world.schedule_edits();
         world.begin_term();
         world
     }
@@ -143,23 +137,33 @@ impl WarmupWorld {
 
     /// Pauses or resumes the Warmup.
     pub fn set_paused(&mut self, is_paused: bool) {
-        let Some(request) = &self.request else { return };
-        let generation = request.generation + 1;
-        let edited = WarmupRequest { paused: is_paused, generation, ..WarmupRequest::clone(request) };
-        self.request = Some(Arc::new(edited));
-        self.observe_warmup();
+        self.first.edit(self.now, |request| request.paused = is_paused);
+        self.observe_warmup(&self.first.id.clone());
+    }
+
+    /// The Warmups, those that were deleted included.
+    pub(super) fn objects(&self) -> impl Iterator<Item = &WarmupObject> {
+        std::iter::once(&self.first).chain(&self.second)
+    }
+
+    pub(super) fn object(&self, id: &WarmupId) -> Option<&WarmupObject> {
+        self.objects().find(|object| object.id == *id)
+    }
+
+    pub(super) fn object_mut(&mut self, id: &WarmupId) -> Option<&mut WarmupObject> {
+        std::iter::once(&mut self.first).chain(&mut self.second).find(|object| object.id == *id)
     }
 
     /// What the status of the Warmup stores.
     #[must_use]
     pub fn stored(&self) -> &WarmupProgress {
-        &self.stored
+        &self.first.stored
     }
 
     /// The last report of the present leader.
     #[must_use]
     pub fn report(&self) -> Option<&WarmupReport> {
-        self.report.as_deref()
+        self.first.report.as_deref()
     }
 
     /// Nodes that have an image, as far as they have pulled it.
@@ -170,7 +174,7 @@ impl WarmupWorld {
 
     /// The images of every node.
     pub fn wanted_images(&self) -> impl Iterator<Item = &ImageName> {
-        self.items.images.iter()
+        self.first.items.images.iter()
     }
 
     #[must_use]
@@ -197,7 +201,11 @@ impl WarmupWorld {
             WarmupWorldEvent::PodMoves(name, created) => self.move_pod(&name, created),
             WarmupWorldEvent::PodIsGone(name, created) => self.remove_pod(&name, created),
             WarmupWorldEvent::Uncordoned(node) => self.set_cordoned(&node, false),
-            WarmupWorldEvent::WriteStatus(epoch) => self.write_status(epoch),
+            WarmupWorldEvent::NodeIsDeleted(node) => self.delete_node(&node),
+            WarmupWorldEvent::NodeIsCreated(node) => self.create_node(&node),
+            WarmupWorldEvent::Edited => self.edit(),
+            WarmupWorldEvent::Resumed => self.set_paused(false),
+            WarmupWorldEvent::WriteStatus(epoch, id) => self.write_status(epoch, &id),
             WarmupWorldEvent::LeaderBegins => self.begin_term(),
         }
     }
@@ -210,8 +218,11 @@ impl WarmupWorld {
         Millis(self.random.between(low, high))
     }
 
-    pub(super) fn count_active(&mut self) {
-        let unfinished = self.pods.values().filter(|pod| pod.is_unfinished());
+    /// Counts the nodes with unfinished Pods of the Warmup. Nothing is pulled on a node that does not exist.
+    pub(super) fn count_active(&mut self, id: &WarmupId) {
+        let is_active =
+            |pod: &&WarmupPod| pod.warmup == *id && pod.is_unfinished() && self.nodes.contains_key(&pod.node);
+        let unfinished = self.pods.values().filter(is_active);
         let active = unfinished.map(|pod| &pod.node).collect::<BTreeSet<_>>().len();
         let active = u32::try_from(active).unwrap_or(u32::MAX);
         self.tally.max_active = self.tally.max_active.max(active);
@@ -225,8 +236,11 @@ impl WarmupWorld {
         self.tally.max_commands_per_node = most(self.commands_by_node.values().max());
         self.tally.max_pods_per_item = most(self.created.values().max());
         self.tally.max_pulls_per_image = most(self.pulls.values().max());
-        self.tally.is_deleted = self.request.is_none();
-        if let Some(report) = &self.report {
+        self.tally.is_deleted = self.first.request.is_none();
+        let of_second = self.second.as_ref().and_then(|object| object.report.as_ref());
+        self.tally.overlap_succeeded = of_second.map_or(0, |report| report.succeeded);
+        if let Some(report) = &self.first.report {
+            self.tally.desired = report.desired;
             (self.tally.succeeded, self.tally.failed) = (report.succeeded, report.failed);
             let ended = report.progress.completion.map(|at| (report.progress.phase, at));
             self.tally.ended = ended.or(self.tally.ended);

@@ -145,10 +145,9 @@ fn restored_configuration(state: &Planner, fleet: &Fleet) -> Option<FleetConfig>
     let accounts = state.ledger.accelerators.into_iter();
     let configured = accounts.filter(|(_, account)| account.configured != Some(false));
     let accelerators = configured.map(|(id, account)| Accelerator {
-        id,
-        capacity: account.capacity,
         metered: account.metered,
         units: account.units,
+        ..Accelerator::new(id, account.capacity)
     });
     Some(FleetConfig {
         settings: state.settings,

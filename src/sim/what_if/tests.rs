@@ -13,12 +13,8 @@ const START: Tick = Tick(1_700_000_000_000);
 
 /// Each model nearly fills an accelerator.
 fn configuration(accelerators: usize, models: &[&str]) -> FleetConfig {
-    let accelerator = |n| Accelerator {
-        id: format!("gpu-{n}").into(),
-        capacity: Bytes::gib(24),
-        metered: true,
-        units: None,
-    };
+    let accelerator =
+        |n| Accelerator { metered: true, ..Accelerator::new(format!("gpu-{n}").into(), Bytes::gib(24)) };
     let memory = EngineMemory { awake: Bytes::gib(20), asleep: Bytes::mib(256), host: Bytes::gib(1) };
     FleetConfig {
         settings: FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() },

@@ -14,16 +14,16 @@ use std::{
     time::Duration,
 };
 
-use rouse_net::nvml::{self, Nvml};
+use rouse_net::{
+    accelerators_file::{self, AcceleratorEntry, read_accelerators_file},
+    nvml::{self, Nvml},
+};
 use tokio::{
     sync::watch,
     time::{Instant, timeout_at},
 };
 
-use crate::{
-    accelerator_driver::AcceleratorDriver,
-    accelerators::{self, AcceleratorEntry, read_accelerators_file},
-};
+use crate::accelerator_driver::AcceleratorDriver;
 
 /// UUIDs, each with its entry for `CUDA_VISIBLE_DEVICES`.
 type CudaDeviceNames = BTreeMap<String, String>;
@@ -88,8 +88,11 @@ impl NodeAccelerators {
 
     /// Stand-ins with the public launcher's names: GPU-0, GPU-1 and so on.
     pub(crate) fn mock(count: u32) -> Self {
-        let listed =
-            |index| AcceleratorEntry { id: format!("GPU-{index}").as_str().into(), index: Some(index) };
+        let listed = |index| AcceleratorEntry {
+            id: format!("GPU-{index}").as_str().into(),
+            index: Some(index),
+            memory: None,
+        };
         Self::from_entries((0..count).map(listed).collect())
     }
 
@@ -152,7 +155,7 @@ impl NodeAccelerators {
 }
 
 fn device_names(listed: Vec<AcceleratorEntry>) -> CudaDeviceNames {
-    let name_of = |AcceleratorEntry { id, index }: AcceleratorEntry| {
+    let name_of = |AcceleratorEntry { id, index, .. }: AcceleratorEntry| {
         let uuid = id.as_str().to_owned();
         (uuid.clone(), index.map_or(uuid, |index| index.to_string()))
     };
@@ -173,7 +176,7 @@ impl AcceleratorListSource {
     ///
     /// # Errors
     /// The file cannot be read, or holds no list.
-    pub(crate) fn load(&self) -> Result<NodeAccelerators, accelerators::Error> {
+    pub(crate) fn load(&self) -> Result<NodeAccelerators, accelerators_file::Error> {
         match self {
             Self::Driver => Ok(NodeAccelerators::from_driver(Arc::new(Nvml::default()))),
             Self::Mock(count) => Ok(NodeAccelerators::mock(*count)),

@@ -18,13 +18,13 @@ use axum::{
     routing::get,
 };
 use rouse::model::AcceleratorId;
-use rouse_net::nvml;
+use rouse_net::{
+    accelerators_file::{AcceleratorEntry, read_accelerators_file},
+    nvml,
+};
 use tokio::{sync::watch, time};
 
-use crate::{
-    accelerator_driver::AcceleratorDriver,
-    accelerators::{AcceleratorEntry, read_accelerators_file},
-};
+use crate::accelerator_driver::AcceleratorDriver;
 
 pub(crate) const PATH: &str = "/v1/dual-pods/accelerators";
 

@@ -27,11 +27,14 @@ struct GateRejectionBody {
     gate: stub_api::GateStatus,
 }
 
-/// The query `?wait=true`.
+/// The query of an order about the gate. Apart from the body, in which a stub refuses a field that it does not know.
 #[derive(Debug, Default, Deserialize)]
-struct CloseGateQuery {
+struct GateOrderQuery {
     #[serde(default)]
     wait: bool,
+    /// Number of the order, which later orders of the same leader exceed.
+    #[serde(default)]
+    sequence: Option<u64>,
 }
 
 /// Builds the router; `more` holds the routes of the proxy's other parts.
@@ -78,7 +81,7 @@ async fn announce_epoch(State(proxy): State<Arc<Proxy>>, body: Bytes) -> Respons
 
 async fn close_gate(
     State(proxy): State<Arc<Proxy>>,
-    query: Query<CloseGateQuery>,
+    query: Query<GateOrderQuery>,
     disconnect: Option<Extension<PeerDisconnect>>,
     body: Bytes,
 ) -> Response {
@@ -86,7 +89,7 @@ async fn close_gate(
         Ok(order) => order,
         Err(refusal) => return refusal,
     };
-    match proxy.gate.close(&order, Instant::now()) {
+    match proxy.gate.close(&order, query.sequence, Instant::now()) {
         Ok(view) if query.wait => {
             // The drain continues if the caller disconnects.
             let view = match disconnect {
@@ -103,13 +106,18 @@ async fn close_gate(
     }
 }
 
-async fn open_gate(State(proxy): State<Arc<Proxy>>, uri: Uri, body: Bytes) -> Response {
+async fn open_gate(
+    State(proxy): State<Arc<Proxy>>,
+    query: Query<GateOrderQuery>,
+    uri: Uri,
+    body: Bytes,
+) -> Response {
     let order = if body.is_empty() {
         Query::<OpenGateRequest>::try_from_uri(&uri).map(|query| query.0).map_err(IntoResponse::into_response)
     } else {
         parse_body(&body)
     };
-    match order.map(|order| proxy.gate.open(&order)) {
+    match order.map(|order| proxy.gate.open(&order, query.sequence)) {
         Ok(Ok(view)) => {
             proxy.released.send_replace(false);
             Json(view).into_response()
@@ -165,6 +173,7 @@ impl IntoResponse for gate::GateRejection {
         let reason = self.to_string();
         let (status, gate) = match self {
             Self::Stale(gate) | Self::OpenBlocked(gate, _) => (StatusCode::CONFLICT, gate),
+            Self::Overtaken(gate) => (StatusCode::PRECONDITION_FAILED, gate),
             Self::EpochTooFarAhead(gate, _) => (StatusCode::BAD_REQUEST, gate),
         };
         (status, Json(GateRejectionBody { reason, gate })).into_response()

@@ -6,7 +6,9 @@
 //! still count against a drain: a new generation number does not make the engine idle.
 //!
 //! An order is fenced by (epoch, generation), compared in that order, because the current leader knows best which
-//! generation it means. A repeated order changes nothing, except that it may bring a drain's deadline forward.
+//! generation it means. Among the orders of one leader about one generation, a number shows which came later: an order
+//! that was delayed on its way must not undo a later one. A repeated order changes nothing, except that it may bring a
+//! drain's deadline forward.
 
 use std::{
     net::SocketAddr,
@@ -61,6 +63,8 @@ pub(crate) struct ExchangeTracker(Arc<GateGeneration>);
 pub(crate) enum GateRejection {
     #[error("the order is stale: the stub has already accepted epoch {} and generation {}", .0.epoch, .0.generation.0)]
     Stale(stub_api::GateStatus),
+    #[error("a later order of the same leader has arrived before this one")]
+    Overtaken(stub_api::GateStatus),
     #[error("{1}")]
     OpenBlocked(stub_api::GateStatus, &'static str),
     #[error("{1}")]
@@ -84,6 +88,8 @@ pub(crate) struct GateController {
 struct GateState {
     epoch: Epoch,
     generation: Generation,
+    /// The largest number of an order of this epoch about this generation.
+    sequence: u64,
     current: Arc<GateGeneration>,
     /// Earlier generations with outstanding leases.
     previous: Vec<Arc<GateGeneration>>,
@@ -132,6 +138,7 @@ impl GateController {
         let inner = GateState {
             epoch: 0,
             generation: Generation(0),
+            sequence: 0,
             current: Arc::clone(&initial),
             previous: Vec::new(),
             drain: None,
@@ -177,14 +184,17 @@ impl GateController {
     }
 
     /// Closes the gate; no lease is granted from then on.
+    ///
+    /// `sequence`: the number of the order; `None` if the sender counts none.
     pub(crate) fn close(
         &self,
         order: &CloseGateRequest,
+        sequence: Option<u64>,
         now: Instant,
     ) -> Result<stub_api::GateStatus, GateRejection> {
         self.update(|inner| {
             // During shutdown an order may bring the last drain's deadline forward, but not postpone it.
-            let again = inner.accept(order.epoch, order.generation)? || inner.shutting_down;
+            let again = inner.accept(order.epoch, order.generation, sequence)? || inner.shutting_down;
             let drain = GateDrain {
                 deadline: order.drain_deadline.map(|ms| now + Millis(ms).duration()),
                 on_deadline: order.on_deadline,
@@ -195,16 +205,20 @@ impl GateController {
         })
     }
 
-    /// Opens the gate for this generation.
-    pub(crate) fn open(&self, order: &OpenGateRequest) -> Result<stub_api::GateStatus, GateRejection> {
+    /// Opens the gate for this generation. `sequence`: as for [`Self::close`].
+    pub(crate) fn open(
+        &self,
+        order: &OpenGateRequest,
+        sequence: Option<u64>,
+    ) -> Result<stub_api::GateStatus, GateRejection> {
         let opened = self.update(|inner| {
             if let Some(bar) =
                 inner.open_blocker.or_else(|| inner.shutting_down.then_some("the stub is shutting down"))
             {
-                inner.fence(order.epoch, order.generation)?;
+                inner.fence(order.epoch, order.generation, sequence)?;
                 return Err(GateRejection::OpenBlocked(inner.view(), bar));
             }
-            inner.accept(order.epoch, order.generation)?;
+            inner.accept(order.epoch, order.generation, sequence)?;
             let spent =
                 inner.current.gate.revoked().is_some() || inner.current.generation != order.generation;
             if spent {
@@ -226,14 +240,14 @@ impl GateController {
 
     /// Accepts an order about the engine, fenced like an order about the gate.
     pub(crate) fn accept(&self, epoch: Epoch, generation: Generation) -> Result<(), GateRejection> {
-        self.update(|inner| inner.accept(epoch, generation).map(drop))
+        self.update(|inner| inner.accept(epoch, generation, None).map(drop))
     }
 
     /// Accepts an order that names no generation.
     pub(crate) fn accept_epoch(&self, epoch: Epoch) -> Result<(), GateRejection> {
         self.update(|inner| {
             let generation = inner.generation;
-            inner.accept(epoch, generation).map(drop)
+            inner.accept(epoch, generation, None).map(drop)
         })
     }
 
@@ -344,9 +358,17 @@ impl GateController {
 }
 
 impl GateState {
-    fn fence(&self, epoch: Epoch, generation: Generation) -> Result<bool, GateRejection> {
+    fn fence(
+        &self,
+        epoch: Epoch,
+        generation: Generation,
+        sequence: Option<u64>,
+    ) -> Result<bool, GateRejection> {
         match (epoch, generation).cmp(&(self.epoch, self.generation)) {
             std::cmp::Ordering::Less => Err(GateRejection::Stale(self.view())),
+            std::cmp::Ordering::Equal if sequence.is_some_and(|sequence| sequence < self.sequence) => {
+                Err(GateRejection::Overtaken(self.view()))
+            }
             order => match check_plausible(epoch, self.epoch) {
                 Ok(()) => Ok(order.is_eq()),
                 Err(far) => Err(GateRejection::EpochTooFarAhead(self.view(), far)),
@@ -355,9 +377,15 @@ impl GateState {
     }
 
     /// Records an order. Returns whether the same leader has already sent an order for this generation.
-    fn accept(&mut self, epoch: Epoch, generation: Generation) -> Result<bool, GateRejection> {
-        let again = self.fence(epoch, generation)?;
+    fn accept(
+        &mut self,
+        epoch: Epoch,
+        generation: Generation,
+        sequence: Option<u64>,
+    ) -> Result<bool, GateRejection> {
+        let again = self.fence(epoch, generation, sequence)?;
         (self.epoch, self.generation) = (epoch, generation);
+        self.sequence = sequence.unwrap_or(if again { self.sequence } else { 0 });
         Ok(again)
     }
 

@@ -6,13 +6,16 @@
 //!   this machine                                  the node: namespaces of its own      (node/machine)
 //!   kube-apiserver 127.N.0.1 ◀── Link 198.18.N.1 ══ wire ══ 198.18.N.2 kubelet         (node/kubelet)
 //!   kube-scheduler                                             containerd, CNI         (node/runtime)
+//!   agent ────── files and sockets (node/sockets) ───────────▶ device plugins
 //!   test ───────────────────────── route ──────────▶ 198.19.N.* Pods
 //! ```
 //!
 //! Tests reach Pods at their addresses, and Pods reach listeners on this machine at [`KubeletNode::host_address`].
 //! Images are archives of our programs that `images/build` makes; nothing is pulled but from a test's own registry
 //! ([`KubeletNode::start_registry`]). Accelerators are only a number in
-//! the node's status: the scheduler counts them, and a Pod's own spec must say which ones it has.
+//! the node's status: the scheduler counts them, and a Pod's own spec must say which ones it has. Other resources come
+//! from device plugins that the test runs on this machine. The node's servers can stop and start again
+//! ([`KubeletNode::stop`]).
 //!
 //! A cluster has either one node or Pod runners, because the node's scheduler would also bind Pods to the runners'
 //! nodes. A node needs root, cgroups and the packages that `requirements` lists. It leaves nothing behind when it is
@@ -25,27 +28,33 @@ use std::{
     sync::{Arc, mpsc},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::{Node as Object, Pod};
 use kube::{
     Api, ResourceExt as _,
     api::{Patch, PatchParams},
 };
 use serde_json::json;
-use tokio::process::Command;
+use tokio::sync::Mutex;
 
-use crate::{ClusterInner, Link, TestCluster, server::ServerProcess, wait};
+use crate::{ClusterInner, Link, TestCluster, wait};
 
 mod cgroup;
 mod kubelet;
 mod machine;
+mod processes;
 mod registry;
 mod requirements;
 mod runtime;
 mod scheduler;
+mod sockets;
 
-pub use self::registry::NodeRegistry;
-use self::{cgroup::PodsCgroup, machine::NodeMachine};
+use self::{
+    cgroup::PodsCgroup,
+    machine::{NodeEntrance, NodeMachine},
+    processes::NodeProcesses,
+};
+pub use self::{processes::NodeOutage, registry::NodeRegistry};
 
 /// Returns the image name of one of our programs.
 #[must_use]
@@ -70,15 +79,9 @@ pub struct KubeletNode {
     name: String,
     link: Link,
     log: PathBuf,
-    processes: Option<NodeProcesses>,
-}
-
-/// The running processes, in the order in which they end.
-struct NodeProcesses {
-    scheduler: ServerProcess,
-    kubelet: ServerProcess,
-    containerd: ServerProcess,
-    machine: NodeMachine,
+    machine: NodeEntrance,
+    /// `None` once the node has ended.
+    processes: Arc<Mutex<Option<NodeProcesses>>>,
 }
 
 impl NodeBuilder<'_> {
@@ -130,13 +133,14 @@ impl KubeletNode {
         let (name, folder) = (resources.veth_name(), resources.state().join("node"));
         let log = resources.logs().join("node");
         let machine = NodeMachine::start(resources, &folder, &log, &name).await?;
+        let entrance = machine.entrance();
         let started = async {
             let link = Link::open(Arc::clone(&inner), resources.uplink_address()).await?;
-            let containerd = runtime::start(resources, &machine, &folder).await?;
+            let containerd = runtime::start(resources, entrance, &folder).await?;
             for image in images.iter().map(String::as_str).chain([runtime::PAUSE_PROGRAM]) {
-                runtime::import(&machine, archives, image).await?;
+                runtime::import(entrance, archives, image).await?;
             }
-            let kubelet = kubelet::start(&inner, &machine, &folder, &name, link.address()).await?;
+            let kubelet = kubelet::start(&inner, entrance, &folder, &name, link.address()).await?;
             set_accelerators(&inner, &name, accelerators).await?;
             // The scheduler starts last, so that it binds no Pod to a node that fails to start.
             let scheduler = scheduler::start(&inner)?;
@@ -144,8 +148,9 @@ impl KubeletNode {
         };
         match started.await {
             Ok((link, scheduler, kubelet, containerd)) => {
-                let parts = Some(NodeProcesses { scheduler, kubelet, containerd, machine });
-                Ok(Self { inner, name, link, log, processes: parts })
+                let processes = Some(NodeProcesses { scheduler, kubelet, containerd, machine });
+                let processes = Arc::new(Mutex::new(processes));
+                Ok(Self { inner, name, link, log, machine: entrance, processes })
             }
             Err(error) => {
                 machine.end().await;
@@ -193,14 +198,28 @@ impl KubeletNode {
     /// # Errors
     /// A command failed; the error has the script's output.
     pub async fn run(&self, script: &str) -> Result<()> {
-        let machine = &self.processes.as_ref().context("the node has ended")?.machine;
-        let command = machine.enter_command(["bash", "-euo", "pipefail", "-c", script]);
-        let done = Command::new("nsenter").args(command).output().await.context("nsenter")?;
-        if !done.status.success() {
-            let output = String::from_utf8_lossy(&done.stdout);
-            bail!("{}: {output}{}", done.status, String::from_utf8_lossy(&done.stderr));
-        }
-        Ok(())
+        self.machine.run(script).await
+    }
+
+    /// Stops servers of the node, or all of it, and waits for their end.
+    ///
+    /// # Errors
+    /// Processes do not end.
+    pub async fn stop(&self, outage: NodeOutage) -> Result<()> {
+        let processes = Arc::clone(&self.processes);
+        let stopped = async move { present(&mut *processes.lock().await)?.stop(outage).await };
+        self.inner.on_cluster_runtime(stopped).await
+    }
+
+    /// Starts what was stopped, and returns when the kubelet has reported the node ready again.
+    ///
+    /// # Errors
+    /// A server does not start; the error holds the end of its log.
+    pub async fn resume(&self) -> Result<()> {
+        let (inner, processes) = (Arc::clone(&self.inner), Arc::clone(&self.processes));
+        let name = self.name.clone();
+        let resumed = async move { present(&mut *processes.lock().await)?.resume(&inner, &name).await };
+        self.inner.on_cluster_runtime(resumed).await
     }
 
     /// Returns the pids on this machine of the Pod's containers, the pause container included.
@@ -244,16 +263,19 @@ async fn set_accelerators(inner: &ClusterInner, name: &str, accelerators: u32) -
     Ok(())
 }
 
+fn present(processes: &mut Option<NodeProcesses>) -> Result<&mut NodeProcesses> {
+    processes.as_mut().context("the node has ended")
+}
+
 impl Drop for KubeletNode {
     fn drop(&mut self) {
-        let Some(mut parts) = self.processes.take() else { return };
+        let processes = Arc::clone(&self.processes);
         let (done_tx, done_rx) = mpsc::sync_channel::<()>(1);
         self.inner.handle.spawn(async move {
             let _told = done_tx;
-            for server in [&mut parts.scheduler, &mut parts.kubelet, &mut parts.containerd] {
-                server.kill().await;
+            if let Some(processes) = processes.lock().await.take() {
+                processes.end().await;
             }
-            parts.machine.end().await;
         });
         // An error means that the task has ended. If the runtime has ended, the watchdog has run.
         done_rx.recv().ok();

@@ -4,7 +4,8 @@
 //! scheduler (`schedule`). Each Pod then has a worker that acts like a kubelet (`pod`): volumes, init containers and
 //! sidecars in order, probes, restarts with backoff, grace periods, and the status with its conditions. Each Pod has
 //! its own address in 127.0.0.0/8. Unlike a kubelet, a runner can misbehave on command: it partitions nodes, freezes
-//! Pods, and deletes objects under running processes.
+//! Pods, and deletes objects under running processes. A node may get its devices from real device plugins, through a
+//! [`DeviceManager`].
 //!
 //! Not supported: separate file systems, users, limits and networks; images (a name stands for a program); Services (no
 //! loopback address may be a Service's endpoint); required affinity between Pods, spreading, preemption;
@@ -13,7 +14,7 @@
 
 use std::{collections::BTreeMap, fs, sync::Arc};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
     Api, ResourceExt as _,
@@ -26,7 +27,7 @@ use nix::{
 use rouse_net::process::table;
 use tokio::{sync::mpsc, task::JoinHandle};
 
-use crate::{Namespace, TestCluster, resources::PART_MARK_ENV};
+use crate::{Namespace, TestCluster, device_manager::DeviceManager, resources::PART_MARK_ENV};
 
 mod container;
 mod context;
@@ -171,6 +172,20 @@ impl PodRunner {
     /// There is no such node.
     pub fn node(&self, name: &str) -> Arc<RunningNode> {
         lock(&self.context.nodes).get(name).cloned().unwrap_or_else(|| panic!("there is no node {name}"))
+    }
+
+    /// Makes the node offer what device plugins register with this device manager, which then allocates it to Pods.
+    ///
+    /// # Errors
+    /// The node has a device manager, or the runner has ended.
+    ///
+    /// # Panics
+    /// There is no such node.
+    pub async fn use_device_manager(&self, node: &str, manager: Arc<DeviceManager>) -> Result<()> {
+        let node = self.node(node);
+        ensure!(node.set_device_manager(manager), "the node {} has a device manager", node.name());
+        let command = run_loop::RunnerCommand::ReportDevices(node);
+        self.command_tx.send(command).await.ok().context("the runner has ended")
     }
 
     /// Partitions the node from the API server: it receives and sends nothing, its lease expires, and its processes go

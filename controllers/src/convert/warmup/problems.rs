@@ -1,7 +1,6 @@
 //! Collects what is wrong with a Warmup.
 
-use super::names;
-use crate::image_reference::ImageReference;
+use crate::{convert::names, image_reference::ImageReference};
 
 /// Everything that is wrong, each as a text with the field and the correction.
 #[derive(Default)]

@@ -137,10 +137,6 @@ pub struct WarmupNodeStatus {
     /// When the item is tried again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_try: Option<Time>,
-    /// Size of the image in bytes.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minimum" = 0))]
-    pub bytes: Option<u64>,
     /// Milliseconds that the last attempt took.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0))]
@@ -178,6 +174,9 @@ pub struct WarmupRecordGroup {
     pub cause: Option<String>,
     /// Hashes of the nodes' names, 8 characters each.
     pub nodes: String,
+    /// Hashes of the nodes' uids, 3 characters each, in the same order.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uids: Option<String>,
 }
 
 /// Outcome of a node.

@@ -19,6 +19,7 @@ use rouse_net::{
     stub_api::ActuationResult,
 };
 use serde_json::{Value, json};
+use tokio::time::{self, Instant};
 
 use super::{
     CommandContext, ExecutionError, ExecutionOutcome, Executor, launcher_engine,
@@ -35,12 +36,16 @@ use crate::{
         template_revision::TemplateRevision,
     },
     failpoint,
+    stub_client::StubClientError,
     workload::merge,
     writer,
 };
 
 /// Timeout of one small query to an engine.
 pub(super) const ENGINE_CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a sleep or wake is repeated to a stub that is busy.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
+const BUSY_RETRY_DELAY: Duration = Duration::from_millis(20);
 
 impl Executor {
     pub(super) async fn execute_engine_step(
@@ -85,7 +90,7 @@ impl Executor {
         }
         let placement = place(context, &record.engine);
         let owner = self.owner(&pod).await?;
-        let mut made = provider::build(&pod, &placement, record, owner.as_ref(), &self.settings.make)
+        let mut made = provider::build(&pod, &placement, record, owner.as_ref(), context.resource())
             .map_err(|error| ExecutionError::user_error(error.to_string()))?;
         context.grant(&mut made.pod);
         context.stamp(&mut made.pod);
@@ -179,7 +184,10 @@ impl Executor {
         if !provider.is_launcher() {
             return Ok(CommandReply::Done);
         }
-        self.patch_provider(context, provider, &launcher_engine::serving_patch(context, requester)?).await
+        match launcher_engine::serving_patch(context, requester, provider)? {
+            Some(patch) => self.patch_provider(context, provider, &patch).await,
+            None => Ok(CommandReply::Done),
+        }
     }
 
     async fn close_gate(
@@ -256,7 +264,18 @@ impl Executor {
         }
         let sizes = &context.record()?.sizes;
         let timeout = if wake { core.wake_timeout_for(sizes) } else { core.sleep_timeout_for(sizes) };
-        Ok(stub.actuate(wake, level, timeout.duration()).await?)
+        let given_up = Instant::now() + BUSY_TIMEOUT;
+        loop {
+            match stub.actuate(wake, level, timeout.duration()).await {
+                // It still executes an order of a former leader, or is just refusing a request. The pairing logic would
+                // take the refusal for a failure of the engine, and stop it.
+                Err(StubClientError::Busy(text)) if Instant::now() < given_up => {
+                    tracing::debug!(command = %context.command.action, text, "the stub is busy, retrying");
+                    time::sleep(BUSY_RETRY_DELAY).await;
+                }
+                outcome => return Ok(outcome?),
+            }
+        }
     }
 
     /// Unbinds the engine; its Pod may go from here on.

@@ -98,11 +98,16 @@ impl Executor {
     }
 
     /// Removes the engine's routing labels, so that no client finds it while its gate drains.
+    ///
+    /// While the gateway decides about the engine, its clients come through the requester, whatever the labels.
     async fn remove_routing(
         &self,
         context: &CommandContext,
         id: &PairingEngineId,
     ) -> Result<(), ExecutionError> {
+        if context.stays_for_gateway() {
+            return Ok(());
+        }
         let Some(provider) = &context.provider else { return Ok(()) };
         let led = |engine: &LauncherEngine| engine.record.engine == *id && !engine.routing.is_empty();
         if !provider.engine(id).is_some_and(led) {
@@ -180,11 +185,13 @@ impl Executor {
     }
 }
 
-/// Builds the patch of the launcher's Pod for an engine that serves its requester.
+/// Builds the patch of the launcher's Pod for an engine that serves its requester; `None` if the Pod shows that
+/// already.
 pub(super) fn serving_patch(
     context: &CommandContext,
     requester: &RequesterPod,
-) -> Result<Value, ExecutionError> {
+    provider: &ProviderPod,
+) -> Result<Option<Value>, ExecutionError> {
     let record = context.record()?;
     let port = context.port.ok_or_else(|| ExecutionError::unknown("the engine's port"))?;
     let config = context.server_config.as_ref().map(|config| &config.spec.model_server_config);
@@ -196,12 +203,21 @@ pub(super) fn serving_patch(
         annotations: server.annotations.clone(),
     });
     let (mut labels, mut annotations) = (routing.labels.clone(), routing.annotations.clone());
-    let record = EngineRecord { requester: Some(requester.id.clone()), ..record.clone() };
     let key = launcher_engines::key(&record.engine);
-    annotations
-        .insert(key, launcher_engines::text(&LauncherEngine { record, sleep_level: None, port, routing }));
+    let record = EngineRecord { requester: Some(requester.id.clone()), ..record.clone() };
+    let serving = LauncherEngine { record, sleep_level: None, port, routing };
+    if provider.engine(&serving.record.engine).is_some_and(|known| is_serving(known, &serving)) {
+        return Ok(None);
+    }
+    annotations.insert(key, launcher_engines::text(&serving));
     labels.insert(keys::SLEEPING.to_owned(), "false".to_owned());
-    Ok(json!({"metadata": {"labels": labels, "annotations": annotations}}))
+    Ok(Some(json!({"metadata": {"labels": labels, "annotations": annotations}})))
+}
+
+/// Whether the Pod's record says that the engine serves like this. An engine that the gateway wakes keeps its record.
+fn is_serving(known: &LauncherEngine, serving: &LauncherEngine) -> bool {
+    let record = EngineRecord { last_used: serving.record.last_used, ..known.record.clone() };
+    LauncherEngine { record, ..known.clone() } == *serving
 }
 
 /// Builds the annotations `vllm-config` and `isc-routing-metadata`.

@@ -38,8 +38,13 @@ impl Executor {
         let accelerator =
             id.accelerators.first().ok_or_else(|| ExecutionError::unknown("the launcher's accelerator"))?;
         let node = &context.command.node;
-        let placement =
-            LauncherPlacement { namespace: &namespace, node, hostname: node.as_str(), accelerator };
+        let placement = LauncherPlacement {
+            namespace: &namespace,
+            node,
+            hostname: node.as_str(),
+            accelerator,
+            resource: context.resource(),
+        };
         let user = |error: &dyn ToString| ExecutionError::user_error(error.to_string());
         let made = placement.pod(source, &self.settings.key).map_err(|error| user(&error))?;
         let mut granted: Pod = serde_json::from_value(made.clone()).map_err(|error| user(&error))?;

@@ -113,7 +113,9 @@ impl From<StubClientError> for ExecutionError {
     fn from(error: StubClientError) -> Self {
         let (status, text) = match error {
             StubClientError::Unreachable(failure) => return failure.into(),
-            StubClientError::GateReopened => return Self::refused(error.to_string()),
+            StubClientError::GateReopened | StubClientError::Overtaken => {
+                return Self::refused(error.to_string());
+            }
             StubClientError::Conflict { newer_epoch: true, .. } => return Self::superseded(),
             StubClientError::Conflict { text, .. } | StubClientError::Busy(text) => (409, text),
             StubClientError::Unauthorized(text) => (401, text),

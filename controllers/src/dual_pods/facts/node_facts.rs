@@ -19,6 +19,7 @@ use crate::{
         record::MemoryRequest,
     },
     index::{PoolTerms, ResolvedNode},
+    workload::is_slot_resource,
 };
 
 /// What was sent of a node, or is to be.
@@ -140,7 +141,10 @@ impl ClusterFacts {
     ) -> Option<AcceleratorFacts> {
         let index = match &self.gpu_map {
             Some(map) => *map.get(node)?.get(accelerator)?,
-            None => u32::try_from(position).ok()?,
+            None => match resolved_node.indices.get(accelerator) {
+                Some(index) => *index,
+                None => u32::try_from(position).ok()?,
+            },
         };
         let capacity = resolved_node
             .capacities
@@ -177,7 +181,14 @@ impl ClusterFacts {
     ) -> Result<MemorySizes, SpecResolveError> {
         let SizeDefaults { capacity, sleeping_memory, resource } = self.size_defaults(node)?;
         let awake = request.awake.unwrap_or_else(|| capacity.saturating_sub(sleeping_memory));
-        let count = resources.get(&resource).copied().unwrap_or(1).max(1);
+        let count = match resources.get(&resource) {
+            Some(count) => *count,
+            // A requester of slots may request each accelerator by a resource of its own.
+            None => {
+                resources.iter().filter(|(name, _)| is_slot_resource(name)).map(|(_, count)| *count).sum()
+            }
+        };
+        let count = count.max(1);
         // Host RAM is reserved before the sleep, so an undeclared size must be an upper bound.
         let weights = awake.saturating_sub(kv_cache.unwrap_or_default()).0.saturating_mul(u64::from(count));
         let host = request.host.unwrap_or(Bytes(weights));

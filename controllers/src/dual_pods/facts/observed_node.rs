@@ -41,6 +41,14 @@ impl ObservedNode {
     }
 }
 
+/// Whether the node takes new Pods: it is not cordoned, and its kubelet does not report that it is unready.
+#[must_use]
+pub fn takes_pods(node: &Node) -> bool {
+    let is_cordoned = node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true);
+    let is_unready = readiness(node).is_some_and(|ready| ready.status != "True");
+    !is_cordoned && !is_unready && node.metadata.deletion_timestamp.is_none()
+}
+
 /// Returns the Ready condition. Its status is `Unknown` once the kubelet has been silent for too long.
 fn readiness(node: &Node) -> Option<&NodeCondition> {
     node.status

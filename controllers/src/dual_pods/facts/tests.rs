@@ -5,9 +5,15 @@ use rouse::{
     pairing::{Pairing, event::TemplateStatus},
     units::Tick,
 };
+use serde_json::json;
 
 use super::{last_sent::MIN_RETAINED, *};
-use crate::{crd::ledger::ObjectName, platform::dcgm::DcgmSamples};
+use crate::{
+    convert::ConversionPolicy,
+    crd::{AcceleratorNode, AcceleratorPool, ledger::ObjectName},
+    index::{ClusterIndex, WatchScope},
+    platform::dcgm::DcgmSamples,
+};
 
 fn node(ready: &str) -> Delta<Node> {
     let condition = |type_: &str, status: &str| NodeCondition {
@@ -109,4 +115,47 @@ fn engines_that_nobody_has_any_more_are_forgotten_here_and_by_the_decisions() {
     facts.forget_unused(&core);
     assert_eq!(tell(&mut facts, &mut core), 0);
     assert_eq!((facts.revisions.len(), facts.last_sent.template_statuses.len()), (0, 0));
+}
+
+#[test]
+fn the_index_of_an_accelerator_is_the_nodes_own_unless_a_gpu_map_gives_one() {
+    let scope = WatchScope { policy: ConversionPolicy::default(), nodes: true, namespaces: 1 };
+    let mut index = ClusterIndex::new(scope);
+    let labels = json!({"pool": "p"});
+    let pool = json!({"apiVersion": "rouse.dev/v1alpha1", "kind": "AcceleratorPool", "metadata": {"name": "p"},
+        "spec": {"nodeSelector": labels}});
+    index.apply(serde_json::from_value::<AcceleratorPool>(pool).unwrap());
+    let node: Node = serde_json::from_value(json!({"metadata": {"name": "a", "labels": labels}})).unwrap();
+    index.apply(node.clone());
+    let listed = json!([
+        {"uuid": "GPU-x", "capacity": "80Gi", "healthy": true, "index": 7},
+        {"uuid": "GPU-y", "capacity": "80Gi", "healthy": true, "index": 3},
+    ]);
+    let listed = json!({"apiVersion": "rouse.dev/v1alpha1", "kind": "AcceleratorNode", "metadata": {"name": "a"},
+        "spec": {}, "status": {"accelerators": listed}});
+    index.apply(serde_json::from_value::<AcceleratorNode>(listed).unwrap());
+
+    let (mut facts, name) = (ClusterFacts::default(), NodeName::from("a"));
+    facts.apply_nodes(Delta::Applied(node.into()));
+    facts.set_resolved_pools(index.resolved());
+    let both: [AcceleratorId; 2] = ["GPU-x".into(), "GPU-y".into()];
+    let sent = |facts: &mut ClusterFacts| {
+        let mut indices = BTreeMap::new();
+        facts.send_changes(&mut |event| {
+            if let PairingEvent::Accelerator { accelerator, facts, .. } = event {
+                indices.insert(accelerator, facts.index);
+            }
+        });
+        indices
+    };
+    let [x, y] = both.clone();
+    assert_eq!(sent(&mut facts), [(x.clone(), 7), (y.clone(), 3)].into());
+    assert_eq!(facts.numbers(&name, &both), Some(vec![7, 3]));
+    assert_eq!(facts.numbers(&name, &["GPU-z".into()]), None, "its UUID must do");
+    let map =
+        json!({"metadata": {"name": "gpu-map"}, "data": {"a": json!({"GPU-x": 0, "GPU-y": 1}).to_string()}});
+    let map: ConfigMap = serde_json::from_value(map).unwrap();
+    facts.apply_gpu_map(Delta::Applied(map.into()));
+    assert_eq!(sent(&mut facts), [(x, 0), (y, 1)].into());
+    assert_eq!(facts.numbers(&name, &both), Some(vec![0, 1]));
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use rouse::{
-    model::AcceleratorId,
+    model::{AcceleratorId, SleepLevel},
     pairing::{
         event::{ObservedRequester, PairingEvent, RequestedEngine},
         ids::{NodeName, ProviderMode, RequesterId, Uid},
@@ -26,7 +26,7 @@ use crate::{
         requester_spec::{self, RequesterSpec},
         template_revision::TemplateRevision,
     },
-    workload::ModelRef,
+    workload::{ASLEEP, ModelRef},
     writer::fence::SeenObject,
 };
 
@@ -63,6 +63,10 @@ pub(in crate::dual_pods) struct RequesterPod {
     server_ip: Option<String>,
     /// Status annotation, which reports errors to the user.
     pub(in crate::dual_pods) status: Option<String>,
+    /// The gateway decides when its engine sleeps and wakes.
+    actuated: bool,
+    /// Level at which its engine sleeps or may sleep, as the gateway has recorded.
+    pub(in crate::dual_pods) asleep: Option<SleepLevel>,
 }
 
 impl RequesterPod {
@@ -89,9 +93,19 @@ impl RequesterPod {
             dual: pod.labels().get(keys::DUAL).cloned(),
             server_ip: pod.annotations().get(keys::SERVER_IP).cloned(),
             status: keys::status(pod).map(str::to_owned),
+            actuated: keys::is_actuated_by_gateway(pod),
+            asleep: pod
+                .annotations()
+                .get(ASLEEP)
+                .and_then(|level| SleepLevel::from_number(level.parse().ok()?)),
             name,
             node,
         })
+    }
+
+    /// Whether the gateway decides about the engine of this requester, which stays while the engine sleeps.
+    pub(in crate::dual_pods) const fn stays_for_gateway(&self) -> bool {
+        self.actuated && self.deleting_since.is_none() && !self.terminated
     }
 
     /// Whether the Pod's metadata already names this provider and its address.
@@ -141,6 +155,7 @@ impl RequesterPod {
             grace: self.deletion_grace.or(self.grace),
             terminated: self.terminated,
             finalizer: self.finalizer,
+            actuated: self.actuated,
         };
         Some(PairingEvent::RequesterObserved { node, requester: self.id.clone(), observed })
     }

@@ -10,20 +10,20 @@ use k8s_openapi::{
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::LabelSelector, util::intstr::IntOrString},
 };
 
-use super::{ProviderPlacement, ProviderSettings};
-use crate::dual_pods::{
-    keys,
-    readiness::{self, ReadinessEndpoint},
+use super::ProviderPlacement;
+use crate::{
+    crd::pool::NVIDIA_GPU,
+    dual_pods::{
+        keys,
+        readiness::{self, ReadinessEndpoint},
+    },
+    workload::is_slot_resource,
 };
 
 const HOSTNAME: &str = "kubernetes.io/hostname";
 
 /// Forces the spec's fields and returns the engine's port; `None` if the engine's container is missing.
-pub(super) fn force(
-    spec: &mut PodSpec,
-    placement: &ProviderPlacement<'_>,
-    settings: &ProviderSettings,
-) -> Option<u16> {
+pub(super) fn force(spec: &mut PodSpec, placement: &ProviderPlacement<'_>, resource: &str) -> Option<u16> {
     pin(spec, placement.node.as_str());
     // A restarted engine would take memory without a reservation.
     spec.restart_policy = Some("Never".to_owned());
@@ -35,17 +35,28 @@ pub(super) fn force(
     set(container, "CUDA_VISIBLE_DEVICES", visible);
     // By default CUDA orders devices by speed, which differs from the order that everything else uses.
     set(container, "CUDA_DEVICE_ORDER", "PCI_BUS_ID".to_owned());
-    let resources = container.resources.get_or_insert_with(ResourceRequirements::default);
-    for amounts in [&mut resources.limits, &mut resources.requests] {
-        let amounts = amounts.get_or_insert_default();
-        amounts.insert(settings.resource.clone(), Quantity("0".to_owned()));
-    }
+    request_no_accelerators(container, resource);
     let readiness = readiness::readiness_endpoint(container);
     if !readiness.probed {
         // Without a probe the Pod is ready before its engine is.
         container.readiness_probe = Some(probe(&readiness));
     }
     Some(readiness.port)
+}
+
+/// Makes the container request zero of the pool's resource and of NVIDIA's, and removes its requests for slots: a
+/// kubelet rejects a Pod that requests zero slots while none is free.
+fn request_no_accelerators(container: &mut Container, resource: &str) {
+    let none = || Quantity("0".to_owned());
+    let resources = container.resources.get_or_insert_with(ResourceRequirements::default);
+    for amounts in [&mut resources.limits, &mut resources.requests] {
+        let amounts = amounts.get_or_insert_default();
+        amounts.insert(resource.to_owned(), none());
+        amounts.retain(|name, _| !is_slot_resource(name));
+        if let Some(amount) = amounts.get_mut(NVIDIA_GPU) {
+            *amount = none();
+        }
+    }
 }
 
 fn probe(readiness: &ReadinessEndpoint) -> Probe {

@@ -1,4 +1,4 @@
-use k8s_openapi::api::apps::v1::ReplicaSet;
+use k8s_openapi::{api::apps::v1::ReplicaSet, apimachinery::pkg::api::resource::Quantity};
 use rouse::{
     model::SleepLevelPolicy,
     pairing::{
@@ -9,6 +9,7 @@ use rouse::{
 };
 
 use super::*;
+use crate::crd::pool::NVIDIA_GPU;
 
 const SEED: &str = include_str!("seed.yaml");
 
@@ -57,7 +58,7 @@ fn made(requester: &Pod, mode: ProviderMode, owner: Option<&RequesterOwner>) -> 
     let record = record(mode);
     let place =
         ProviderPlacement { node: &node, accelerators: &record.engine.accelerators, numbers: Some(&[3]) };
-    build(requester, &place, &record, owner, &ProviderSettings::default()).map(|made| made.pod)
+    build(requester, &place, &record, owner, NVIDIA_GPU).map(|made| made.pod)
 }
 
 /// Compares every field with what the public project makes; the intended differences have comments.
@@ -196,7 +197,7 @@ fn providers_of_one_server_in_one_place_are_nominally_the_same() {
             accelerators: &record.engine.accelerators,
             numbers: Some(numbers),
         };
-        let pod = build(requester, &place, &record, None, &ProviderSettings::default()).unwrap().pod;
+        let pod = build(requester, &place, &record, None, NVIDIA_GPU).unwrap().pod;
         pod.metadata.annotations.unwrap()[keys::NOMINAL].clone()
     };
     let (mut routed, seed) = (seed(), seed());
@@ -230,4 +231,34 @@ fn the_pages_example_gets_a_provider() {
         (wanted.awake, wanted.asleep, wanted.host),
         (Some(Bytes::gib(60)), Bytes::gib(2), Some(Bytes::gib(40)))
     );
+}
+
+/// A provider inherits the limits of its requester unless the server patch replaces them.
+#[test]
+fn a_provider_takes_neither_an_accelerator_of_its_pool_nor_a_slot() {
+    let mut requester = patched_by("{}");
+    let container = &mut requester.spec.as_mut().unwrap().containers[0];
+    let amounts = [("rouse.dev/h100", "2"), ("rouse.dev/h100-0123456789", "1"), ("rdma/hca", "1")];
+    let amounts: BTreeMap<String, Quantity> =
+        amounts.map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned()))).into();
+    let resources = container.resources.get_or_insert_default();
+    resources.limits.get_or_insert_default().extend(amounts.clone());
+    resources.requests = Some(amounts);
+    let node = NodeName::from("somenode");
+    let record = record(ProviderMode::Sleep);
+    let place = ProviderPlacement { node: &node, accelerators: &record.engine.accelerators, numbers: None };
+    for pool in ["rouse.dev/h100", "amd.com/gpu"] {
+        let pod = build(&requester, &place, &record, None, pool).unwrap().pod;
+        let resources = pod.spec.unwrap().containers[0].resources.clone().unwrap();
+        for amounts in [resources.limits.unwrap(), resources.requests.unwrap()] {
+            for name in ["rouse.dev/h100", "rouse.dev/h100-0123456789"] {
+                assert!(!amounts.contains_key(name), "{pool}: a kubelet rejects even zero of {name}");
+            }
+            for name in [pool, NVIDIA_GPU] {
+                assert!(amounts.get(name).is_none_or(|amount| amount.0 == "0"), "{pool}: {name}");
+            }
+            assert_eq!(amounts.contains_key(pool), pool == "amd.com/gpu", "{pool}");
+            assert_eq!(amounts["rdma/hca"].0, "1", "it is no accelerator");
+        }
+    }
 }

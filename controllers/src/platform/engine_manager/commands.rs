@@ -8,14 +8,17 @@ use rouse::{
         command::Command,
         event::{CanaryVerdict, Event},
     },
-    model::{EngineId, SleepLevel},
+    model::{AcceleratorId, EngineId, SleepLevel},
     units::{Bytes, Generation},
 };
 
 use super::EngineManager;
 use crate::{
-    ledger::SleepingMemory,
-    platform::{engine_task::EngineTaskCommand, ledger_writer::LedgerChange, takeover::EngineReservation},
+    ledger::{ReservationLocation, SleepingMemory},
+    platform::{
+        ModelPlacement, engine_task::EngineTaskCommand, ledger_writer::LedgerChange,
+        takeover::EngineReservation,
+    },
 };
 
 impl EngineManager {
@@ -24,24 +27,11 @@ impl EngineManager {
             return;
         }
         match command {
-            Command::Reserve { engine, generation, .. } => self.reserve(engine, generation).await,
-            Command::Shrink { engine, bytes: Bytes::ZERO, .. } => {
-                if let Some(placement) = self.reserved.remove(&engine) {
-                    let engine = placement.reservation_owner(engine.replica);
-                    self.change_ledger(&placement, LedgerChange::Release { engine, done: None });
-                }
+            Command::Reserve { engine, generation, accelerators, .. } => {
+                self.reserve(engine, generation, accelerators).await;
             }
             Command::Shrink { engine, generation, bytes, host } => {
-                if let Some(placement) =
-                    self.engine(&engine, generation).and_then(|task| task.placement.clone())
-                {
-                    let bytes = Bytes(
-                        bytes.0.div_ceil(u64::from(placement.variant.spec.accelerators.count().max(1))),
-                    );
-                    let engine = placement.reservation_owner(engine.replica);
-                    let sleeping_memory = SleepingMemory { bytes, host_bytes: host };
-                    self.change_ledger(&placement, LedgerChange::MarkAsleep { engine, sleeping_memory });
-                }
+                self.shrink(&engine, generation, bytes, host);
             }
             Command::Launch { engine, generation, .. } => self.launch(engine, generation).await,
             Command::Probe { engine, generation } => {
@@ -76,14 +66,37 @@ impl EngineManager {
         }
     }
 
-    async fn reserve(&mut self, engine: EngineId, generation: Generation) {
+    /// Reduces the reservation of an asleep engine, or releases that of one that was not launched.
+    ///
+    /// An asleep engine may keep no memory at all, and has its reservation all the same.
+    fn shrink(&mut self, engine: &EngineId, generation: Generation, bytes: Bytes, host: Bytes) {
+        let task_placement = self.engine(engine, generation).and_then(|task| task.placement.clone());
+        if let Some(placement) = task_placement {
+            let bytes = bytes_per_accelerator(&placement, bytes);
+            let sleeping_memory = SleepingMemory { bytes, host_bytes: host };
+            let engine = placement.reservation_owner(engine.replica);
+            self.change_ledger(&placement, LedgerChange::MarkAsleep { engine, sleeping_memory });
+        } else if bytes == Bytes::ZERO
+            && let Some(placement) = self.reserved.remove(engine)
+        {
+            let engine = placement.reservation_owner(engine.replica);
+            self.change_ledger(&placement, LedgerChange::Release { engine, done: None });
+        }
+    }
+
+    /// `accelerators`: in a pool of slots, those that the fleet chose for the engine.
+    async fn reserve(&mut self, engine: EngineId, generation: Generation, accelerators: Vec<AcceleratorId>) {
         if self.shared.external(&engine.model).is_some() {
             let accelerators = Vec::new();
             return self.shared.common.send_event(Event::Placed { engine, generation, accelerators }).await;
         }
         let task_placement = self.engine(&engine, generation).and_then(|task| task.placement.clone());
         let sleeps = task_placement.is_some();
-        let Some(placement) = task_placement.or_else(|| self.shared.placement(&engine)) else {
+        let placement = task_placement
+            .or_else(|| self.place(&self.shared.placement(&engine)?, accelerators))
+            // The engine's node may just have lost an accelerator, or its model its pool.
+            .filter(|placement| placement.is_placed());
+        let Some(placement) = placement else {
             return self.shared.common.send_event(Event::Conflict { engine, generation }).await;
         };
         let Some(request) = placement.reservation_request(engine.replica) else {
@@ -91,12 +104,12 @@ impl EngineManager {
             let accelerators = Vec::new();
             return self.shared.common.send_event(Event::Placed { engine, generation, accelerators }).await;
         };
+        let capacities = placement.location().map(|location| self.shared.node_capacities(&location.node));
+        let capacities = capacities.unwrap_or_default();
         if sleeps {
-            let keeps = Some(placement.sleeping_memory(SleepLevel::One));
-            return self.change_ledger(
-                &placement,
-                LedgerChange::Reserve { engine, generation, request, sleeping_memory: keeps },
-            );
+            let sleeping_memory = Some(placement.sleeping_memory(SleepLevel::One));
+            let change = LedgerChange::Reserve { engine, generation, request, capacities, sleeping_memory };
+            return self.change_ledger(&placement, change);
         }
         // The engine's former reservation lasts until the engine is seen gone. A new reservation would share it and
         // vanish with it.
@@ -109,10 +122,21 @@ impl EngineManager {
             return self.shared.common.send_event(Event::Conflict { engine, generation }).await;
         }
         self.reserved.insert(engine.clone(), Arc::clone(&placement));
-        self.change_ledger(
-            &placement,
-            LedgerChange::Reserve { engine, generation, request, sleeping_memory: None },
-        );
+        let change = LedgerChange::Reserve { engine, generation, request, capacities, sleeping_memory: None };
+        self.change_ledger(&placement, change);
+    }
+
+    /// Returns the placement on these accelerators; `None` if no node is known to have them.
+    fn place(
+        &self,
+        placement: &Arc<ModelPlacement>,
+        accelerators: Vec<AcceleratorId>,
+    ) -> Option<Arc<ModelPlacement>> {
+        if placement.slots.is_none() || accelerators.is_empty() {
+            return Some(Arc::clone(placement));
+        }
+        let node = self.shared.node_of(&accelerators)?;
+        Some(placement.on(ReservationLocation { node, accelerators }, &self.shared.sidecar))
     }
 
     /// Sends a command to an engine task. If that generation has ended, sends the outcome of a vanished engine instead.
@@ -143,4 +167,13 @@ impl EngineManager {
         };
         self.shared.common.send_event(outcome).await;
     }
+}
+
+/// Returns an engine's bytes on each accelerator from those on one account of the decisions, rounded up.
+fn bytes_per_accelerator(placement: &ModelPlacement, bytes: Bytes) -> Bytes {
+    if placement.slots.is_some() {
+        // Each accelerator is an account.
+        return bytes;
+    }
+    Bytes(bytes.0.div_ceil(u64::from(placement.variant.spec.accelerators.count().max(1))))
 }

@@ -2,7 +2,7 @@
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{Arc, OnceLock, atomic::AtomicBool},
 };
 
 use rouse::{fault::FailureCause, fleet::event::Event, model::EngineId, units::Generation};
@@ -29,7 +29,7 @@ impl EngineManager {
         // The engine runs by what was reserved, even if the objects have changed since.
         let placement = self.reserved.remove(&engine).or_else(|| self.shared.placement(&engine));
         let runs = self.engines.contains(&engine);
-        let Some(placement) = placement.filter(|_| !runs) else {
+        let Some(placement) = placement.filter(|placement| !runs && placement.is_placed()) else {
             tracing::error!(%engine, %generation, runs, "cannot launch the engine: the engine already runs or has no placement");
             let cause = FailureCause::Refused;
             return self.shared.common.send_event(Event::Gone { engine, generation, cause }).await;
@@ -71,6 +71,7 @@ impl EngineManager {
             generation,
             placement: Arc::clone(&placement),
             located: AtomicBool::new(false),
+            ordered: OnceLock::new(),
         };
         self.tasks.spawn(engine_task::run(Arc::new(context), commands_rx, pod_receiver, start));
         let task = EngineTask {

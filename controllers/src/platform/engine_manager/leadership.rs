@@ -8,7 +8,9 @@ use rouse::{
 use tokio::sync::mpsc;
 
 use super::{EngineManager, pod_index::PodIndex};
-use crate::{generation_floor, platform::takeover, published::PublishedMailbox};
+use crate::{
+    dual_pods::engine_orders::EngineOrders, generation_floor, platform::takeover, published::PublishedMailbox,
+};
 
 impl EngineManager {
     pub(super) fn has_synced(&self) -> bool {
@@ -22,6 +24,8 @@ impl EngineManager {
         self.tasks.shutdown().await;
         let own_engines: Vec<(EngineId, Generation)> =
             self.engines.iter().map(|(id, task)| (id.clone(), task.generation)).collect();
+        // Their orders end with the tasks.
+        self.shared.engine_orders.iter().for_each(EngineOrders::clear);
         self.engines.clear();
         self.scalers.clear();
         self.ledger_writers.clear();

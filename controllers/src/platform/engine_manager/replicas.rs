@@ -37,7 +37,12 @@ impl EngineManager {
     ) -> u64 {
         if !self.leading {
             // During the takeover, the count is not known yet.
-            self.pending.extend(placement.map(|placement| (deployment.clone(), placement)));
+            let describes = |placement: &Arc<ModelPlacement>| placement.deployment() == *deployment;
+            if let Some(placement) = placement
+                && (describes(&placement) || !self.pending.get(deployment).is_some_and(describes))
+            {
+                self.pending.insert(deployment.clone(), placement);
+            }
             return 0;
         }
         let replicas = u32::try_from(self.engines.keeping(deployment)).unwrap_or(u32::MAX);
@@ -45,7 +50,11 @@ impl EngineManager {
             scaler.desired.send_modify(|desired| {
                 desired.version += 1;
                 desired.replicas = replicas;
-                if let Some(placement) = placement {
+                // A variant's own placement describes only one of the Deployments that its engines can have.
+                let describes = |placement: &ModelPlacement| placement.deployment() == *deployment;
+                if let Some(placement) = placement
+                    && (describes(&placement) || !describes(&desired.placement))
+                {
                     desired.placement = placement;
                 }
             });
@@ -72,7 +81,8 @@ impl EngineManager {
 
     /// Ends the scaler of a Deployment of which nothing is left and that gets no new engines.
     ///
-    /// The current Deployment of a served variant keeps its scaler.
+    /// The current Deployment of a served variant keeps its scaler. In a pool of slots there is a Deployment for each
+    /// choice of accelerators. It is deleted, because over time a model may be on every accelerator.
     pub(super) fn end_unused_scaler(&mut self, deployment: &ObjectName) {
         let Some(scaler) = self.scalers.get(deployment) else { return };
         let labels = &scaler.labels;
@@ -86,7 +96,12 @@ impl EngineManager {
         let variant = placements.of_labels(&labels.namespace, &labels.model, &labels.variant);
         if variant.is_none_or(|placement| placement.deployment() != *deployment) {
             tracing::debug!(%deployment, "the Deployment is no longer used: its scaler ends");
+            let is_on_slots = scaler.desired.borrow().placement.slots.is_some();
             self.scalers.remove(deployment);
+            if is_on_slots {
+                self.tasks
+                    .spawn(deployment_scaler::delete_unused(Arc::clone(&self.shared), deployment.clone()));
+            }
         }
     }
 

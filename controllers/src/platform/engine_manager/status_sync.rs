@@ -118,8 +118,8 @@ impl EngineManager {
         for status in &published_model.engines {
             let placement = self.shared.variant_placement(&published_model.model, &status.variant());
             let fingerprint = placement.as_ref().map_or(0, |placement| placement.variant.spec.fingerprint);
-            let pool = placement.as_ref().and_then(|placement| placement.pool.as_deref());
-            let accelerators = pool.into_iter().map(Into::into).collect();
+            // A status does not say which slots an engine has.
+            let accelerators = placement.map(|placement| placement.accounts()).unwrap_or_default();
             self.send_published(
                 &published_model.model,
                 status,

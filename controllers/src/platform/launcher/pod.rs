@@ -17,10 +17,11 @@ use crate::{
         PodTemplateJson,
         fma::{CONTAINER, GROUP, LauncherConfig},
         ledger::ObjectName,
+        pool::NVIDIA_GPU,
     },
     label,
     stub_key::StubKey,
-    workload::{MANAGED, ROUSE, merge},
+    workload::{MANAGED, ROUSE, is_slot_resource, merge},
 };
 
 /// Label: the LauncherConfig that the Pod is made from.
@@ -35,8 +36,6 @@ pub const ACCELERATORS: &str = "dual-pods.llm-d.ai/accelerators";
 /// Annotation: [`LauncherSource::hash`].
 pub const TEMPLATE_HASH: &str = "dual-pods.llm-d.ai/launcher-populator-template-hash";
 
-/// Resource name of an accelerator.
-const GPU: &str = "nvidia.com/gpu";
 const HOSTNAME: &str = "kubernetes.io/hostname";
 const TERMS: &str =
     "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms";
@@ -87,6 +86,8 @@ pub struct LauncherPlacement<'a> {
     /// The node's hostname label, which can differ from its name.
     pub hostname: &'a str,
     pub accelerator: &'a AcceleratorId,
+    /// Extended resource by which other Pods get accelerators on the node.
+    pub resource: &'a str,
 }
 
 impl LauncherSource<'_> {
@@ -199,14 +200,16 @@ impl LauncherPlacement<'_> {
         let mut pod = origin.template();
         for list in ["/spec/containers", "/spec/initContainers"] {
             let containers = pod.pointer_mut(list).and_then(Value::as_array_mut);
-            containers.into_iter().flatten().for_each(without_accelerators);
+            let containers = containers.into_iter().flatten();
+            containers.for_each(|container| without_accelerators(container, self.resource));
         }
         let containers = pod.pointer_mut("/spec/containers").and_then(Value::as_array_mut);
         let mut containers = containers.into_iter().flatten();
         let launcher = containers.find(|container| merge::is_named(container, CONTAINER));
         let own_name = ObjectName::new(self.namespace, name(self.node, self.accelerator));
         let token = key.launcher_hash(&own_name);
-        force(launcher.and_then(Value::as_object_mut).ok_or(NoContainer)?, &token, origin);
+        let launcher = launcher.and_then(Value::as_object_mut).ok_or(NoContainer)?;
+        force(launcher, &token, self.resource, origin);
         self.pin(&mut pod);
         merge::into(&mut pod, &json!({"apiVersion": "v1", "kind": "Pod", "metadata": self.metadata(origin)}));
         Ok(pod)
@@ -278,16 +281,25 @@ fn demands(term: &Value) -> bool {
     demanded(EXPRESSIONS) || demanded("matchFields")
 }
 
-/// Removes the container's accelerator requests.
-fn without_accelerators(container: &mut Value) {
+/// Makes the container request zero accelerators, and removes its requests for slots: a kubelet rejects a Pod that
+/// requests zero slots while none is free.
+fn without_accelerators(container: &mut Value, resource: &str) {
     for what in ["/resources/limits", "/resources/requests"] {
-        let gpu_amount = container.pointer_mut(what).and_then(|all| all.get_mut(GPU));
-        gpu_amount.into_iter().for_each(|amount| *amount = json!("0"));
+        let amounts = container.pointer_mut(what).and_then(Value::as_object_mut);
+        let Some(amounts) = amounts else { continue };
+        amounts.retain(|name, _| !is_slot_resource(name));
+        for name in [NVIDIA_GPU, resource] {
+            if let Some(amount) = amounts.get_mut(name) {
+                *amount = json!("0");
+            }
+        }
     }
 }
 
-/// Sets what the launcher's container needs, whatever its template says. `token`: the hash of the launcher's token.
-fn force(container: &mut Map<String, Value>, token: &str, origin: LauncherSource<'_>) {
+/// Sets what the launcher's container needs, whatever its template says.
+///
+/// `token`: the hash of the launcher's token. `resource`: see [`LauncherPlacement`].
+fn force(container: &mut Map<String, Value>, token: &str, resource: &str, origin: LauncherSource<'_>) {
     let forced = FORCED.into_iter().chain([(TOKEN, token)]);
     let mut env = list(container.get_mut("env"));
     env.retain(|one| forced.clone().all(|(name, _)| !merge::is_named(one, name)));
@@ -297,8 +309,10 @@ fn force(container: &mut Map<String, Value>, token: &str, origin: LauncherSource
     }
     env.extend(forced.map(|(name, value)| json!({"name": name, "value": value})));
     container.insert("env".to_owned(), env.into());
-    let none = json!({"limits": {GPU: "0"}, "requests": {GPU: "0"}});
-    merge::into(container.entry("resources").or_insert(Value::Null), &none);
+    if !is_slot_resource(resource) {
+        let none = json!({"limits": {resource: "0"}, "requests": {resource: "0"}});
+        merge::into(container.entry("resources").or_insert(Value::Null), &none);
+    }
     let liveness = json!({
         "httpGet": {"path": "/health", "port": PORT},
         "initialDelaySeconds": 10,

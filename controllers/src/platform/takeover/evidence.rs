@@ -56,7 +56,7 @@ mod tests {
     fn reservation(placed: bool) -> EngineReservation {
         let (model, variant) = (ObjectName::new("chat", "m0"), VariantName::default());
         let engine = ReservationOwner { model, variant, replica: 0 };
-        EngineReservation { pool: "h100".to_owned(), engine, asleep: !placed, placed }
+        EngineReservation { pool: "h100".to_owned(), engine, asleep: !placed, placed, location: None }
     }
 
     #[test]

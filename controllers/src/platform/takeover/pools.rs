@@ -35,6 +35,7 @@ async fn stamp_one(shared: &Arc<KubernetesContext>, pool: String) -> Vec<EngineR
                     pool: pool.clone(),
                     asleep: entry.state == ReservationState::Asleep,
                     placed: entry.state == ReservationState::Placed,
+                    location: entry.location(),
                     engine: entry.owner(),
                 });
                 return booked.collect();

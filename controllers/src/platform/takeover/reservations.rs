@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use crate::{crd::ledger::ReservationOwner, platform::ModelPlacement};
+use crate::{
+    crd::ledger::ReservationOwner, ledger::ReservationLocation, platform::ModelPlacement, workload::Sidecar,
+};
 
 /// An engine that has a reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +15,8 @@ pub(in crate::platform) struct EngineReservation {
     pub(super) asleep: bool,
     /// The engine has a place and all of its memory: it neither sleeps nor stops, as far as the ledger knows.
     pub(super) placed: bool,
+    /// Where the engine is, if that is known.
+    pub(super) location: Option<ReservationLocation>,
 }
 
 /// All reservations, by engine. One engine can have reservations in several pools.
@@ -38,16 +42,21 @@ impl EngineReservations {
     }
 
     /// Returns the placement in the pool of the engine's reservation, even if its model now names another.
-    pub(super) fn with_reserved_pool(
+    ///
+    /// In a pool of slots, the placement is on the accelerators of the reservation.
+    pub(super) fn reserved_placement(
         &self,
         placement: &Arc<ModelPlacement>,
         replica: u32,
+        sidecar: &Sidecar,
     ) -> Arc<ModelPlacement> {
         let own_entries = self.of(&placement.reservation_owner(replica));
-        let is_named = |entry: &EngineReservation| placement.pool.as_ref() == Some(&entry.pool);
-        match own_entries.first() {
-            Some(first) if !own_entries.iter().any(is_named) => placement.in_pool(&first.pool),
-            _ => Arc::clone(placement),
+        let named = own_entries.iter().find(|entry| placement.pool.as_ref() == Some(&entry.pool));
+        let Some(entry) = named.or_else(|| own_entries.first()) else { return Arc::clone(placement) };
+        let reserved = if named.is_some() { Arc::clone(placement) } else { placement.in_pool(&entry.pool) };
+        match &entry.location {
+            Some(location) => reserved.on(location.clone(), sidecar),
+            None => reserved,
         }
     }
 }
@@ -58,7 +67,7 @@ mod tests {
     use rouse::model::VariantName;
 
     use super::*;
-    use crate::{crd::ledger::ObjectName, platform::testing};
+    use crate::{crd::ledger::ObjectName, platform::testing, workload::SlotTerms};
 
     fn reservation() -> impl Strategy<Value = EngineReservation> {
         let engine = (0..2_u32, 0..3_u32, any::<bool>()).prop_map(|(model, replica, named)| {
@@ -71,6 +80,7 @@ mod tests {
             engine,
             asleep,
             placed: !asleep,
+            location: None,
         })
     }
 
@@ -92,7 +102,7 @@ mod tests {
                 let own: Vec<EngineReservation> =
                     all.iter().filter(|it| it.engine == engine).cloned().collect();
                 prop_assert_eq!(reservations.of(&engine), own.as_slice());
-                let reserved = reservations.with_reserved_pool(&placement, replica);
+                let reserved = reservations.reserved_placement(&placement, replica, &testing::sidecar());
                 if own.iter().any(|it| Some(&it.pool) == placement.pool.as_ref()) || own.is_empty() {
                     prop_assert_eq!(&reserved, &placement);
                 } else {
@@ -100,5 +110,27 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn an_engine_of_slots_is_on_the_accelerators_of_its_reservation() {
+        let mut placement = testing::placement("m0", "chat");
+        placement.pool = Some("p0".to_owned());
+        placement.slots = Some(SlotTerms { configuration: Some("h100".into()), location: None });
+        let placement = Arc::new(placement);
+        let location = ReservationLocation { node: "n".to_owned(), accelerators: vec!["gpu-1".into()] };
+        let entry = |replica: u32, location: Option<ReservationLocation>| EngineReservation {
+            pool: "p0".to_owned(),
+            engine: placement.reservation_owner(replica),
+            asleep: false,
+            placed: true,
+            location,
+        };
+        let reservations = EngineReservations::new([entry(0, Some(location.clone())), entry(1, None)]);
+        let reserved = |replica: u32| {
+            reservations.reserved_placement(&placement, replica, &testing::sidecar()).location().cloned()
+        };
+        assert_eq!(reserved(0), Some(location));
+        assert_eq!((reserved(1), reserved(2)), (None, None), "the takeover asks its stub");
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     crd::inference_model::EngineState,
     engine_pod::EnginePod,
     ledger::ReservationLocation,
-    platform::{KubernetesContext, ModelPlacement, engine_manager::PublishedIndex, engine_steps},
+    platform::{KubernetesContext, ModelPlacement, engine_location, engine_manager::PublishedIndex},
     stub_client::StubClient,
     workload::{PROXY_PORT, SPI_PORT},
 };
@@ -53,11 +53,14 @@ pub(super) async fn find(
         {
             let owner = placement.reservation_owner(replica);
             let state = published.state(&owner, generation);
-            let asked = !evidence::shows_serving(pod, state, reservations.of(&owner));
+            let reserved = reservations.reserved_placement(placement, replica, &shared.sidecar);
+            // The ledger has lost where an engine of slots is: its stub knows.
+            let asked =
+                !evidence::shows_serving(pod, state, reservations.of(&owner)) || !reserved.is_placed();
             let runs = RunningEngine {
                 engine: placement.engine_id(replica),
                 generation,
-                placement: reservations.with_reserved_pool(placement, replica),
+                placement: reserved,
                 pod: Arc::clone(pod),
                 address: SocketAddr::new(ip, PROXY_PORT),
                 asked,
@@ -105,6 +108,9 @@ async fn check_engine(shared: &Arc<KubernetesContext>, mut running: RunningEngin
             if stub.accelerators().await.is_err_and(|error| error.is_unauthorized()) {
                 return Some(StubCheck::Unauthorized);
             }
+            if running.pod.asleep.is_some() {
+                return None;
+            }
         } else if running.pod.asleep.is_some() {
             // The gate stays closed. The Pod records that the engine sleeps; the engine cannot report how deep.
             let unauthorized = stub.close().await.is_err_and(|error| error.is_unauthorized());
@@ -127,6 +133,9 @@ async fn check_engine(shared: &Arc<KubernetesContext>, mut running: RunningEngin
     (running.ready, running.unauthorized) =
         (running.served && check == Some(StubCheck::Healthy), check == Some(StubCheck::Unauthorized));
     running.location = location.ok().flatten();
+    if let Some(location) = running.location.clone().filter(|_| !running.placement.is_placed()) {
+        running.placement = running.placement.on(location, &shared.sidecar);
+    }
     running
 }
 
@@ -139,5 +148,5 @@ async fn locate(shared: &Arc<KubernetesContext>, running: &RunningEngine) -> Opt
         epoch,
         running.generation,
     );
-    Some(engine_steps::location(&stub, running.pod.node.clone()?).await)
+    Some(engine_location::location(&stub, running.pod.node.clone()?).await)
 }

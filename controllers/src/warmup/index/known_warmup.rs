@@ -49,10 +49,14 @@ impl KnownWarmup {
         request
     }
 
-    /// Whether the targets depend on the nodes in this way.
-    pub(super) fn depends_on(&self, change: CandidateChange) -> bool {
-        let least = if self.is_limited() { CandidateChange::Order } else { CandidateChange::Nodes };
-        self.accepted.is_ok() && change >= least
+    /// Returns the least change of a node that the targets may depend on.
+    pub(super) fn least_change(&self) -> CandidateChange {
+        match self.accepted.as_ref().map(|accepted| &accepted.target) {
+            Ok(WarmupTarget::Model { nodes: Some(_), .. }) => CandidateChange::Order,
+            // Its nodes are those on which its Pods run, whatever their labels are.
+            Ok(WarmupTarget::Group { .. }) => CandidateChange::Existence,
+            _ => CandidateChange::Labels,
+        }
     }
 
     /// Whether the target chooses among the nodes that fit.

@@ -36,7 +36,7 @@ pub(super) struct NodeIndex {
     warm_counts: BTreeMap<WarmSet, u32>,
     counts_changed: bool,
     changed: BTreeSet<NodeName>,
-    change: CandidateChange,
+    candidate_changes: BTreeMap<NodeName, CandidateChange>,
 }
 
 /// What is kept of a Node. Every gateway observes all nodes, because it may lead at any time.
@@ -54,15 +54,14 @@ struct WarmupNode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct ImageKey(u64);
 
-/// What has changed about the nodes that targets are chosen from. Each value includes the former ones.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+/// What has changed about a node that targets are chosen from. Each value includes the former ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum CandidateChange {
-    #[default]
-    Nothing,
-    /// Which of several nodes is the better one.
+    /// Whether it is better than other nodes.
     Order,
-    /// Nodes, or their labels.
-    Nodes,
+    Labels,
+    /// The node has come or gone.
+    Existence,
 }
 
 impl NodeIndex {
@@ -110,8 +109,9 @@ impl NodeIndex {
         &self.candidates
     }
 
-    pub(super) fn take_change(&mut self) -> CandidateChange {
-        std::mem::take(&mut self.change)
+    /// Returns what has changed about these nodes since this was last asked.
+    pub(super) fn take_candidate_changes(&mut self) -> BTreeMap<NodeName, CandidateChange> {
+        std::mem::take(&mut self.candidate_changes)
     }
 
     /// Returns the version of the node that was observed last.
@@ -151,6 +151,7 @@ impl NodeIndex {
     /// Forgets which nodes have changed, while no leader asks for them.
     pub(super) fn forget_changes(&mut self) {
         self.changed.clear();
+        self.candidate_changes.clear();
     }
 
     /// Returns the nodes that have changed; `None` for one that does not exist any more.
@@ -201,14 +202,15 @@ impl NodeIndex {
             is_schedulable: observed.facts.ready && !observed.facts.cordoned,
             reserved: self.reserved.get(&name).copied().unwrap_or_default(),
         };
-        let change = match self.candidates.get(&name) {
-            Some(before) if *before == candidate => CandidateChange::Nothing,
-            Some(before) if before.labels == candidate.labels => CandidateChange::Order,
-            _ => CandidateChange::Nodes,
-        };
-        self.change = self.change.max(change);
         // Kubelets update their nodes' statuses all the time, and mostly in fields that are not read.
-        if change != CandidateChange::Nothing {
+        let change = match self.candidates.get(&name) {
+            Some(before) if *before == candidate => None,
+            Some(before) if before.labels == candidate.labels => Some(CandidateChange::Order),
+            Some(_) => Some(CandidateChange::Labels),
+            None => Some(CandidateChange::Existence),
+        };
+        if let Some(change) = change {
+            self.note_candidate(&name, change);
             self.candidates.insert(name.clone(), candidate);
         }
         if self.nodes.get(&name).is_none_or(|before| !before.is_same(&observed)) {
@@ -221,8 +223,13 @@ impl NodeIndex {
         if self.nodes.remove(name).is_some() {
             self.candidates.remove(name);
             self.changed.insert(name.clone());
-            self.change = CandidateChange::Nodes;
+            self.note_candidate(name, CandidateChange::Existence);
         }
+    }
+
+    fn note_candidate(&mut self, name: &NodeName, change: CandidateChange) {
+        let noted = self.candidate_changes.entry(name.clone()).or_insert(change);
+        *noted = change.max(*noted);
     }
 
     fn accelerators_applied(&mut self, found: &WatchedObject<AcceleratorNode>) {
@@ -236,7 +243,7 @@ impl NodeIndex {
         let now = reserved.unwrap_or_default();
         if let Some(candidate) = self.candidates.get_mut(&name).filter(|node| node.reserved != now) {
             candidate.reserved = now;
-            self.change = self.change.max(CandidateChange::Order);
+            self.note_candidate(&name, CandidateChange::Order);
         }
         match reserved {
             Some(reserved) => drop(self.reserved.insert(name, reserved)),

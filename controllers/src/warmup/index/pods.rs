@@ -16,7 +16,7 @@ use rouse::{
 use crate::{
     crd::ledger::ObjectName,
     warmup::{pod_facts, targets::GroupPod},
-    watch::{Delta, WatchedObject},
+    watch::{Delta, WatchedObject, missing},
     writer::fence::SeenObject,
 };
 
@@ -74,19 +74,6 @@ pub(super) struct PullingEngines {
 pub(super) struct GroupPods {
     pods: ReadPods<(ObjectName, GroupPod)>,
     changed: BTreeSet<ObjectName>,
-}
-
-/// Returns known objects of this namespace that a list of it does not have.
-pub(super) fn missing<K: kube::Resource, V>(
-    known: &BTreeMap<ObjectName, V>,
-    namespace: Option<&str>,
-    objects: &[WatchedObject<K>],
-) -> Vec<ObjectName> {
-    let listed: BTreeSet<ObjectName> = objects.iter().map(WatchedObject::name).collect();
-    let is_gone = |name: &&ObjectName| {
-        namespace.is_none_or(|namespace| name.namespace == namespace) && !listed.contains(*name)
-    };
-    known.keys().filter(is_gone).cloned().collect()
 }
 
 impl WarmupPods {

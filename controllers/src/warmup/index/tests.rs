@@ -122,6 +122,38 @@ fn a_new_term_begins_without_pods_and_warmups_and_with_all_nodes() {
     assert_eq!(target_nodes(&events).unwrap(), ["a"]);
 }
 
+#[test]
+fn a_change_of_a_node_resolves_the_targets_that_it_changes_and_no_others() {
+    let mut index = index();
+    list_all(&mut index, &selects("x"));
+    for number in 0..40 {
+        let of_pool = read(json!({
+            "apiVersion": "rouse.dev/v1alpha1", "kind": "Warmup",
+            "metadata": {"name": format!("w-{number}"), "namespace": "chat", "uid": "u", "generation": 1},
+            "spec": selects(&format!("pool-{number}")),
+        }));
+        index.apply_warmups(&Delta::Applied(of_pool));
+    }
+    let pool_of = |number: usize| json!({"pool": format!("pool-{}", number % 40)});
+    let nodes = (0..200).map(|number| node(&format!("n-{number}"), &pool_of(number)));
+    index.apply_nodes(&listed(nodes.collect()), true);
+    index.take_events();
+    let mut resolved_by = |change: Delta<Node>| -> Vec<String> {
+        index.apply_nodes(&change, true);
+        index.mark_stale();
+        let resolved = index.stale.iter().map(|name| name.name.clone()).collect();
+        index.take_events();
+        resolved
+    };
+    let applied = |name: &str, labels: Value| Delta::Applied(node(name, &labels));
+    assert!(resolved_by(applied("n-7", json!({"pool": "pool-7", "zone": "a"}))).is_empty());
+    assert_eq!(resolved_by(applied("n-7", json!({"pool": "pool-8"}))), ["w-7", "w-8"]);
+    assert_eq!(resolved_by(applied("new", json!({"pool": "pool-3"}))), ["w-3"]);
+    assert!(resolved_by(applied("other", json!({}))).is_empty());
+    assert_eq!(resolved_by(Delta::Deleted(ObjectName::new("", "new"))), ["w-3"]);
+    assert!(resolved_by(Delta::Deleted(ObjectName::new("", "other"))).is_empty());
+}
+
 /// A pool with a node of the same name, and a model in it that is called `m-POOL`.
 fn add_pool(cluster: &mut ClusterIndex, pool: &str) {
     let object: AcceleratorPool = serde_json::from_value(json!({

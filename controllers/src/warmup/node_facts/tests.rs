@@ -4,7 +4,7 @@ use super::*;
 
 fn facts() -> WarmupNodeFacts {
     let node = json!({
-        "metadata": {"name": "a", "labels": {
+        "metadata": {"name": "a", "uid": "u1", "labels": {
             "warm.rouse.dev/0123456789abcdef": "rouse", "warm.rouse.dev/fedcba9876543210": "other", "disk": "rouse",
         }},
         "spec": {"unschedulable": true, "taints": [
@@ -25,6 +25,7 @@ fn the_state_of_a_node_is_read_and_labels_of_other_installations_do_not_count() 
     assert_eq!((facts.ready, facts.cordoned, facts.disk_pressure), (true, true, false));
     let taint = NodeTaint { key: "gpu".into(), value: String::new(), effect: TaintEffect::NoSchedule };
     assert_eq!(facts.taints, [taint]);
+    assert_eq!(facts.uid, NodeUidKey::new("u1"));
     assert_eq!(facts.labels_warm, BTreeSet::from([WarmSet::from("0123456789abcdef")]));
     let nothing_known = node_facts(&Node::default(), "rouse");
     assert_eq!(nothing_known, WarmupNodeFacts::default());

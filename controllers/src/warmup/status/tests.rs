@@ -85,6 +85,7 @@ fn the_progress_is_read_back_as_it_was_written() {
         attempts: 2,
         cause: cause.map(str::to_owned),
         nodes: nodes.to_owned(),
+        uids: (state == RecordState::Failed).then(|| "AABAAC".to_owned()),
     };
     let groups = [
         group(RecordState::Failed, 7, Some("NotFound"), "AAAAAAABAAAAAAAC"),
@@ -109,15 +110,16 @@ fn the_progress_is_read_back_as_it_was_written() {
     assert_eq!(object["status"]["observedGeneration"], 3);
 }
 
-/// Returns a record of so many nodes, with a hash of its own for each.
+/// Returns a record of so many nodes, with a hash of its own for each, and with their uids.
 fn full_record(nodes: usize) -> WarmupRecord {
     let digits = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ";
     let key = |number: usize| {
         let digit = |power: u32| char::from(digits[number / 26_usize.pow(power) % 26]);
         format!("AAAA{}{}{}{}", digit(3), digit(2), digit(1), digit(0))
     };
+    let uids = Some("AAB".repeat(nodes));
     let nodes: String = (0..nodes).map(key).collect();
-    let group = RecordGroup { state: RecordState::Done, items: 7, attempts: 0, cause: None, nodes };
+    let group = RecordGroup { state: RecordState::Done, items: 7, attempts: 0, cause: None, nodes, uids };
     WarmupRecord::from_groups(&[group]).unwrap()
 }
 
@@ -136,7 +138,8 @@ fn failed_node(name: String) -> NodeReport {
 
 #[test]
 fn the_object_of_five_thousand_nodes_has_less_than_a_hundred_kilobytes() {
-    for (padding, listed) in [(20, 100..200), (200, 40..100)] {
+    // The nodes' uids in the record take the place of some listed nodes.
+    for (padding, listed) in [(20, 75..200), (200, 30..100)] {
         let mut report = report(WarmupReason::Warming);
         report.progress.record = full_record(5_000);
         assert_eq!(report.progress.record.len(), 5_000);

@@ -64,6 +64,16 @@ impl Inputs {
         let Self { nodes, group_pods, resolved, former } = self;
         targets(target, TargetInputs { nodes, group_pods, resolved, stub_image: "stub:1", former })
     }
+
+    /// Whether a change of the node concerns the targets that were found before.
+    fn concern(&self, target: &WarmupTarget, before: &ResolvedTargets, changed: &str) -> bool {
+        let changed = NodeName::from(changed);
+        let nodes = self.nodes.get(&changed).map(|node| (changed.clone(), node.clone()));
+        let nodes: BTreeMap<_, _> = nodes.into_iter().collect();
+        let Self { group_pods, resolved, former, .. } = self;
+        let inputs = TargetInputs { nodes: &nodes, group_pods, resolved, stub_image: "stub:1", former };
+        concerned(target, &[&changed], before, inputs)
+    }
 }
 
 fn names(found: &ResolvedTargets) -> Vec<&str> {
@@ -138,4 +148,39 @@ fn a_model_has_the_nodes_of_its_pool_with_the_images_of_its_engines_and_of_the_s
     assert_eq!(names(&inputs.of(&target(Some(2)))), ["a", "c"]);
     inputs.nodes.get_mut("c").unwrap().is_schedulable = false;
     assert_eq!(names(&inputs.of(&target(Some(2)))), ["a", "b"]);
+}
+
+#[test]
+fn a_node_concerns_a_model_if_an_engine_may_start_there_or_might_before() {
+    let mut inputs = Inputs::new();
+    inputs.resolved = resolved();
+    let target = |nodes| WarmupTarget::Model { model: ObjectName::new("chat", "m"), nodes };
+    let (all, one) = (target(None), target(Some(1)));
+    let (all_before, one_before) = (inputs.of(&all), inputs.of(&one));
+    assert!(!inputs.concern(&all, &all_before, "a") && !inputs.concern(&all, &all_before, "cpu"));
+    assert!(inputs.concern(&one, &one_before, "b"), "it may be the better one");
+    assert!(!inputs.concern(&one, &one_before, "cpu"));
+    inputs.nodes.remove("a");
+    assert!(inputs.concern(&all, &all_before, "a") && inputs.concern(&one, &one_before, "a"));
+}
+
+#[test]
+fn a_node_concerns_a_group_if_it_comes_or_goes_with_one_of_its_pods() {
+    let mut inputs = Inputs::new();
+    let pod = |node: &str, role: &str| GroupPod {
+        node: node.into(),
+        role: role.to_owned(),
+        tolerations: Vec::new(),
+    };
+    inputs.group_pods = vec![pod("a", "prefill"), pod("b", "router"), pod("late", "prefill")];
+    let roles = [("prefill".to_owned(), with_images(&["x:1"]))].into();
+    let target = WarmupTarget::Group { group: ObjectName::new("chat", "g"), roles };
+    let before = inputs.of(&target);
+    assert_eq!(names(&before), ["a"]);
+    assert!(["a", "b", "late"].iter().all(|name| !inputs.concern(&target, &before, name)));
+    inputs.nodes.insert("late".into(), node(&[]));
+    inputs.nodes.remove("a");
+    assert!(["a", "late"].iter().all(|name| inputs.concern(&target, &before, name)));
+    let refused = ResolvedTargets::refused("two volumes have one name");
+    assert!(inputs.concern(&target, &refused, "b"), "it may have been the node with the conflict");
 }

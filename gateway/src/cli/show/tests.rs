@@ -37,6 +37,31 @@ fn the_fleet_is_three_tables() {
 }
 
 #[test]
+fn an_accelerator_with_slots_shows_how_many_are_taken_beside_its_engines() {
+    let view = serde_json::from_str(
+        r#"{
+        "accelerators": [{"id": "GPU-1", "capacity": 24696061952, "reserved": 22548578304, "units": 8, "unitsTaken": 2, "pool": "shared", "node": "node-a", "observed": null, "healthy": true},
+            {"id": "large", "capacity": 24696061952, "reserved": 0, "units": 4, "unitsTaken": 1, "observed": null, "healthy": true}],
+        "host": {"capacity": 68719476736, "reserved": 0},
+        "models": [],
+        "engines": [{"engine": "a#0", "generation": 1, "state": "Awake", "since": 3723004, "leases": 2, "accelerators": ["GPU-1"], "reserved": 21474836480, "host": 0},
+            {"engine": "b#0", "generation": 2, "state": "Awake", "since": 3723004, "leases": 0, "accelerators": ["large"], "reserved": 1073741824, "host": 0}]
+        }"#,
+    )
+    .unwrap();
+    insta::assert_snapshot!(render_fleet(&view, false), @r###"
+    ENGINE  STATE  SINCE     LEASES  ON     SLOTS  RESERVED  HOST
+    a#0     Awake  01:02:03  2       GPU-1  2/8    20Gi      0
+    b#0     Awake  01:02:03  0       large  -      1Gi       0
+
+    ACCELERATOR  CAPACITY  RESERVED  OBSERVED  SLOTS  NODE
+    GPU-1        23Gi      21Gi      -         2/8    node-a
+    large        23Gi      0         -         -      -
+    host RAM     64Gi      0         -         -      -
+    "###);
+}
+
+#[test]
 fn times_are_told_to_the_second_and_nothing_else_is_touched() {
     let text = "held by m, evictable at 12:34:56.789; 1.5Gi at 10:00:00.123: 12:34 v1.2.3";
     assert_eq!(

@@ -26,7 +26,6 @@ fn running() -> WarmupSummary {
         message: Some("the registry\nlimits pulls".to_owned()),
         attempts: 2,
         next_try: None,
-        bytes: None,
         duration_millis: None,
         digest: None,
     };

@@ -72,10 +72,8 @@ fn usable(
         return Err(Error::NoDriver(nvml::Error::NoDriver("NVML lists no accelerator".to_owned())));
     }
     let accelerator = |device: nvml::NvmlDevice| Accelerator {
-        id: device.id,
-        capacity: device.usable.saturating_sub(headroom),
         metered: true,
-        units: None,
+        ..Accelerator::new(device.id, device.usable.saturating_sub(headroom))
     };
     Ok(found.into_iter().map(accelerator).collect())
 }

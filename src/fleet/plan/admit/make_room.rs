@@ -16,7 +16,7 @@ use crate::{
             place::{PlacementCandidate, PlacementStatus},
         },
     },
-    model::{AcceleratorId, EngineId, ModelSpec},
+    model::{AcceleratorId, AcceleratorRequirement, EngineId, ModelSpec},
     units::{Millis, Tick},
 };
 
@@ -61,6 +61,28 @@ impl PlanBuilder<'_> {
             return true;
         }
         false
+    }
+
+    /// Stops an asleep engine whose accelerators can no longer hold it, to start it on others of its pool.
+    ///
+    /// A faulty accelerator has no memory to grant, and one that is gone is no longer configured. Its sleepers cannot
+    /// wake there, and need not wait until it is back.
+    pub(super) fn leave_accelerators(&mut self, id: &EngineId, spec: &ModelSpec) -> bool {
+        let is_asleep = self.engine(id).is_some_and(|e| matches!(e.state, LifecycleState::Asleep { .. }));
+        if !is_asleep || !matches!(spec.accelerators, AcceleratorRequirement::Slots { .. }) {
+            return false;
+        }
+        let Some(candidate) = self.relocation_candidates(id, spec).into_iter().next() else {
+            return false;
+        };
+        let text = format!(
+            "moving to {}, because its own accelerators are faulty or gone: the engine stops first",
+            accelerator_list(&candidate)
+        );
+        self.claim(id, &candidate);
+        self.stop(id);
+        self.set_reason(id, ModelReason::starting(&text));
+        true
     }
 
     /// Requests readings where the meter shows other programs' memory, which only the meter can show as freed.

@@ -12,9 +12,10 @@ use crate::{
             Planner,
             place::{MAX_CANDIDATES, PlacementCandidate},
         },
-        state::ledger::amount::ResourceAmount,
+        state::ledger::{AcceleratorAccount, amount::ResourceAmount},
     },
     model::{AcceleratorId, AcceleratorRequirement, ModelName, ModelSpec},
+    units::pluralize,
 };
 
 /// Limit on tried placements of models beside each other; beyond it, they are assumed to fit.
@@ -58,8 +59,8 @@ impl Planner {
             return None;
         }
         let need_texts: Vec<String> =
-            specs.iter().map(|spec| format!("{} needs {}", spec.name, need_text(spec))).collect();
-        let capacity_texts: Vec<String> = capacity.iter().map(|(a, all)| amount_text(*all, a)).collect();
+            specs.iter().map(|spec| format!("{} needs {}", spec.name, self.need_text(spec))).collect();
+        let capacity_texts: Vec<String> = capacity.iter().map(|(a, all)| self.amount_text(*all, a)).collect();
         let text = format!(
             "the model never fits together with its dependencies: {}; the capacity is {}",
             need_texts.join(", "),
@@ -80,7 +81,7 @@ impl Planner {
         let need = declared_amount(spec);
         let accounts = &self.ledger.accelerators;
         let usable = |a: &AcceleratorId| accounts.get(a).is_some_and(|a| a.could_hold(need));
-        let candidates = self.candidates_for(spec, need, usable);
+        let candidates = self.candidates_for(spec, need, MAX_CANDIDATES, usable);
         (!candidates.is_empty() && candidates.len() < MAX_CANDIDATES).then_some((need, candidates))
     }
 
@@ -104,6 +105,9 @@ impl Planner {
             accelerators if accelerators.is_none() => true,
             AcceleratorRequirement::Ids(ids) => ids.iter().all(|id| self.could_hold(id, spec)),
             AcceleratorRequirement::InPool { pool, .. } => self.could_hold(pool, spec),
+            AcceleratorRequirement::Slots { pool, count } => {
+                !self.node_sets(pool, *count as usize, 1, |id| self.could_hold(id, spec)).is_empty()
+            }
             AcceleratorRequirement::Count(count) => {
                 let count = *count as usize;
                 self.single_accelerators().filter(|id| self.could_hold(id, spec)).take(count).count() == count
@@ -111,11 +115,19 @@ impl Planner {
         }
     }
 
+    /// Whether the nodes that take new Pods could hold an engine of this model if everything else were evicted.
+    pub(in crate::fleet) fn could_hold_on_open_nodes(&self, spec: &ModelSpec) -> bool {
+        let AcceleratorRequirement::Slots { pool, count } = &spec.accelerators else { return true };
+        let accounts = &self.ledger.accelerators;
+        let is_open = |id: &AcceleratorId| accounts.get(id).is_some_and(|account| !account.cordoned);
+        !self.node_sets(pool, *count as usize, 1, |id| is_open(id) && self.could_hold(id, spec)).is_empty()
+    }
+
     fn could_hold(&self, on: &AcceleratorId, spec: &ModelSpec) -> bool {
         self.ledger.accelerators.get(on).is_some_and(|account| account.could_hold(declared_amount(spec)))
     }
 
-    /// Accelerators that are not pools.
+    /// Accelerators that are no pools, and in none.
     fn single_accelerators(&self) -> impl Iterator<Item = &AcceleratorId> {
         self.ledger.accelerators.iter().filter(|(_, account)| account.units.is_none()).map(|(id, _)| id)
     }
@@ -127,14 +139,16 @@ impl Planner {
         match &spec.accelerators {
             AcceleratorRequirement::InPool { pool, count } => {
                 let units = self.ledger.accelerators.get(pool).and_then(|account| account.units);
-                let units =
-                    units.map(|units| format!(" and {}", accelerator_count_text(units))).unwrap_or_default();
-                let count_text = accelerator_count_text(*count);
+                let units = units
+                    .map(|units| format!(" and {}", pluralize(units, "accelerator")))
+                    .unwrap_or_default();
+                let count_text = pluralize(*count, "accelerator");
                 format!(
                     "the model needs {} and {count_text} of {pool}, which has {largest}{units} in all",
                     need.bytes
                 )
             }
+            AcceleratorRequirement::Slots { pool, count } => self.slots_misfit_text(spec, pool, *count),
             AcceleratorRequirement::Ids(ids) => match ids.iter().find(|id| !self.could_hold(id, spec)) {
                 Some(id) => match self.ledger.accelerators.get(id) {
                     Some(account) => {
@@ -153,7 +167,7 @@ impl Planner {
                     let is = if available == 1 { "is" } else { "are" };
                     return format!(
                         "the model needs {}, and there {is} {available}",
-                        accelerator_count_text(*count)
+                        pluralize(*count, "accelerator")
                     );
                 }
                 let fit = self.single_accelerators().filter(|id| self.could_hold(id, spec)).count();
@@ -168,39 +182,75 @@ impl Planner {
             }
         }
     }
-}
 
-/// A number of accelerators as text.
-fn accelerator_count_text(count: u32) -> String {
-    format!("{count} accelerator{}", if count == 1 { "" } else { "s" })
+    /// Text on why no node of a pool has accelerators with slots that could hold the model.
+    fn slots_misfit_text(&self, spec: &ModelSpec, pool: &AcceleratorId, count: u32) -> String {
+        let (need, needed) = (declared_amount(spec), pluralize(count, "accelerator"));
+        let most_on_a_node = |counts: &dyn Fn(&AcceleratorAccount) -> bool| {
+            let mut by_node: BTreeMap<Option<&str>, u32> = BTreeMap::new();
+            for (_, account) in self.ledger.accelerators.in_pool(pool).filter(|(_, a)| counts(a)) {
+                *by_node.entry(account.node.as_deref()).or_default() += 1;
+            }
+            by_node.into_values().max().unwrap_or_default()
+        };
+        let most = most_on_a_node(&|account| account.configured);
+        if most == 0 {
+            return format!("the model needs {needed} of {pool}, and no node of it lists any");
+        }
+        if most < count {
+            return format!(
+                "the model needs {needed} of one node of {pool}, and no node has more than {most}"
+            );
+        }
+        let counts = match most_on_a_node(&|account| account.could_hold(need)) {
+            0 => String::new(),
+            fit => format!(" (required: {count}, large enough on one node: {fit})"),
+        };
+        let largest = self.largest(spec);
+        format!(
+            "the model needs {} on each accelerator{counts}: the largest of {pool} has {largest} (grantable, after \
+             headroom)",
+            need.bytes
+        )
+    }
+
+    /// Text on an amount of an account.
+    fn amount_text(&self, amount: ResourceAmount, on: &AcceleratorId) -> String {
+        let noun = self.ledger.accelerators.get(on).map_or("accelerator", AcceleratorAccount::unit_noun);
+        match amount.units {
+            u32::MAX => format!("{} on {on}", amount.bytes),
+            units => format!("{} and {} in {on}", amount.bytes, pluralize(units, noun)),
+        }
+    }
+
+    fn need_text(&self, spec: &ModelSpec) -> String {
+        let need = declared_amount(spec);
+        match &spec.accelerators {
+            AcceleratorRequirement::InPool { pool, count } => {
+                self.amount_text(ResourceAmount { units: *count, ..need }, pool)
+            }
+            AcceleratorRequirement::Slots { pool, count: 1 } => {
+                format!("{} on one accelerator of {pool}", need.bytes)
+            }
+            AcceleratorRequirement::Slots { pool, count } => {
+                format!("{} on each of {count} accelerators of one node of {pool}", need.bytes)
+            }
+            AcceleratorRequirement::Ids(ids) => {
+                let names: Vec<&str> = ids.iter().map(AcceleratorId::as_str).collect();
+                format!("{} on {}", need.bytes, names.join(" and "))
+            }
+            AcceleratorRequirement::Count(0) => "nothing".to_owned(),
+            AcceleratorRequirement::Count(1) => format!("{} on one accelerator", need.bytes),
+            AcceleratorRequirement::Count(count) => {
+                format!("{} on each of {count} accelerators", need.bytes)
+            }
+        }
+    }
 }
 
 fn declared_amount(spec: &ModelSpec) -> ResourceAmount {
     let bytes = spec.accelerators.bytes_per_account(spec.memory.awake);
     ResourceAmount { bytes, units: spec.accelerators.units().unwrap_or(1) }
-}
-
-fn amount_text(amount: ResourceAmount, on: &AcceleratorId) -> String {
-    match amount.units {
-        u32::MAX => format!("{} on {on}", amount.bytes),
-        units => format!("{} and {} in {on}", amount.bytes, accelerator_count_text(units)),
-    }
-}
-
-fn need_text(spec: &ModelSpec) -> String {
-    let need = declared_amount(spec);
-    match &spec.accelerators {
-        AcceleratorRequirement::InPool { pool, count } => {
-            amount_text(ResourceAmount { units: *count, ..need }, pool)
-        }
-        AcceleratorRequirement::Ids(ids) => {
-            let names: Vec<&str> = ids.iter().map(AcceleratorId::as_str).collect();
-            format!("{} on {}", need.bytes, names.join(" and "))
-        }
-        AcceleratorRequirement::Count(0) => "nothing".to_owned(),
-        AcceleratorRequirement::Count(1) => format!("{} on one accelerator", need.bytes),
-        AcceleratorRequirement::Count(count) => format!("{} on each of {count} accelerators", need.bytes),
-    }
 }
 
 /// Whether all of them fit beside each other in some assignment.

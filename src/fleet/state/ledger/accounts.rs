@@ -1,6 +1,7 @@
 //! The accounts of all accelerators, with indexes over them.
 //!
-//! The indexes answer which has the most free memory, where an engine has a reservation, and which await a reading.
+//! The indexes answer which has the most free memory, in each pool and outside of pools, where an engine has a
+//! reservation, and which await a reading.
 //! Copies share the accounts until a write, as in [`crate::fleet::state::engines`].
 
 use std::{
@@ -12,7 +13,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    fleet::state::ledger::AcceleratorAccount,
+    fleet::state::ledger::{AcceleratorAccount, pool_accelerators::PoolAccelerators},
     model::{AcceleratorId, EngineId},
     shared_map::{SharedMap, SharedSet},
     units::{Bytes, Tick},
@@ -25,13 +26,15 @@ type AccountMap = BTreeMap<AcceleratorId, Arc<AcceleratorAccount>>;
 #[serde(from = "AccountMap", into = "AccountMap")]
 pub(in crate::fleet) struct AcceleratorAccounts {
     all: SharedMap<AcceleratorId, Arc<AcceleratorAccount>>,
-    /// The most free first, then by name.
+    /// Those outside of pools: the most free first, then by name.
     by_free: SharedSet<(Reverse<Bytes>, AcceleratorId)>,
+    /// Those with slots, by pool.
+    by_pool: SharedMap<AcceleratorId, PoolAccelerators>,
     /// Accounts on which an engine has a reservation.
     by_engine: SharedMap<EngineId, BTreeSet<AcceleratorId>>,
     /// Accounts with a reading in progress, or of a lost accelerator that is being checked.
     awaiting_reading: SharedSet<AcceleratorId>,
-    /// The largest capacity, except for pools.
+    /// The largest capacity, except for pools and what is in them.
     largest_capacity: Bytes,
     /// Accounts since the last [`AcceleratorAccounts::take_dirty`] whose change may make any of their engines due.
     dirty: DirtyAccounts,
@@ -71,8 +74,23 @@ impl AcceleratorAccounts {
         self.largest_capacity
     }
 
+    /// The accelerators outside of pools, and the pools themselves.
     pub(in crate::fleet) fn most_free_first(&self) -> impl Iterator<Item = &AcceleratorId> {
         self.by_free.iter().map(|(_, id)| id)
+    }
+
+    /// The accelerators of a pool that have accounts of their own, if it has such.
+    pub(in crate::fleet) fn pool(&self, pool: &AcceleratorId) -> Option<&PoolAccelerators> {
+        self.by_pool.get(pool)
+    }
+
+    /// The same with their accounts: the most free first, then by name.
+    pub(in crate::fleet) fn in_pool(
+        &self,
+        pool: &AcceleratorId,
+    ) -> impl Iterator<Item = (&AcceleratorId, &AcceleratorAccount)> {
+        let members = self.pool(pool).into_iter().flat_map(PoolAccelerators::most_free_first);
+        members.filter_map(|id| Some((id, self.get(id)?)))
     }
 
     pub(in crate::fleet) fn awaiting_reading(
@@ -108,8 +126,14 @@ impl AcceleratorAccounts {
         }
         let (now_free, now_awaited) = (account.free(), awaits_reading(account));
         if free != now_free {
-            self.by_free.remove(&(Reverse(free), id.clone()));
-            self.by_free.insert((Reverse(now_free), id.clone()));
+            if let Some(pool) = &account.pool {
+                if let Some(members) = self.by_pool.get_mut(pool) {
+                    members.change_free(id, free, now_free);
+                }
+            } else {
+                self.by_free.remove(&(Reverse(free), id.clone()));
+                self.by_free.insert((Reverse(now_free), id.clone()));
+            }
         }
         if awaited && !now_awaited {
             self.awaiting_reading.remove(id);
@@ -148,6 +172,7 @@ impl AcceleratorAccounts {
     pub(in crate::fleet) fn has_consistent_indexes(&self) -> bool {
         let anew = Self::from(AccountMap::from(self.clone()));
         self.by_free == anew.by_free
+            && self.by_pool == anew.by_pool
             && self.by_engine == anew.by_engine
             && self.awaiting_reading == anew.awaiting_reading
             && self.largest_capacity == anew.largest_capacity
@@ -214,9 +239,17 @@ impl From<AccountMap> for AcceleratorAccounts {
                 accounts_by_engine.entry(engine.clone()).or_default().insert(id.clone());
             }
         }
+        let mut by_pool: BTreeMap<AcceleratorId, PoolAccelerators> = BTreeMap::new();
+        for (id, account) in &all {
+            if let Some(pool) = &account.pool {
+                by_pool.entry(pool.clone()).or_default().add(id, account);
+            }
+        }
         let awaited = all.iter().filter(|(_, a)| awaits_reading(a)).map(|(id, _)| id.clone());
+        let outside = all.iter().filter(|(_, a)| a.pool.is_none());
         Self {
-            by_free: all.iter().map(|(id, a)| (Reverse(a.free()), id.clone())).collect(),
+            by_free: outside.map(|(id, a)| (Reverse(a.free()), id.clone())).collect(),
+            by_pool: by_pool.into(),
             awaiting_reading: awaited.collect(),
             largest_capacity: all
                 .values()

@@ -29,7 +29,7 @@ async fn what_is_not_here_is_named_with_what_is() {
 
 #[tokio::test]
 async fn a_part_is_shown_by_its_uuid() {
-    let listed = |id: &str, index| AcceleratorEntry { id: id.into(), index };
+    let listed = |id: &str, index| AcceleratorEntry { id: id.into(), index, memory: None };
     let known = NodeAccelerators::from_entries(vec![listed("MIG-a0", None), listed("GPU-b", Some(1))]);
     assert_eq!(known.visible_devices(&strings(&["GPU-b", "MIG-a0"])).await.unwrap(), "1,MIG-a0");
 }

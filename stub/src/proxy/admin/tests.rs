@@ -115,3 +115,19 @@ async fn an_order_to_open_is_carried_out_when_it_is_looked_at_too() {
     assert_eq!(answer.status(), StatusCode::OK);
     assert!(proxy.gate.route().current.take_lease().is_some());
 }
+
+#[tokio::test]
+async fn an_order_that_arrives_late_is_refused_by_the_number_in_its_query() {
+    let proxy = Proxy::from_flags(&["--epoch-gate"]);
+    for (method, path, status, gated) in [
+        (Method::DELETE, "/v1/gate?sequence=4", 200, false),
+        (Method::POST, "/v1/gate?sequence=6", 202, true),
+        (Method::DELETE, "/v1/gate?sequence=5", 412, true),
+        (Method::DELETE, "/v1/gate?sequence=8", 200, false),
+        (Method::POST, "/v1/gate?wait=true&sequence=7", 412, false),
+        (Method::POST, "/v1/gate", 202, true),
+    ] {
+        let (answered, gate) = asked(&proxy, request(method, path, ORDER)).await;
+        assert_eq!((answered, gate.gated), (status, gated), "{path}");
+    }
+}

@@ -36,8 +36,8 @@ impl GateFixture {
         on_deadline: DrainDeadlineAction,
     ) -> Result<stub_api::GateStatus, GateRejection> {
         let generation = Generation(1);
-        self.keeper
-            .close(&CloseGateRequest { epoch, generation, drain_deadline: deadline, on_deadline }, self.start)
+        let order = CloseGateRequest { epoch, generation, drain_deadline: deadline, on_deadline };
+        self.keeper.close(&order, None, self.start)
     }
 
     fn close(&self, deadline: Option<u64>, on_deadline: DrainDeadlineAction) {
@@ -153,7 +153,7 @@ fn after_the_signal_an_order_may_hasten_the_end_and_not_put_it_off_and_nobody_op
     }
     assert!(matches!(stub.order(1, Some(0), CUT), Err(GateRejection::Stale(_))), "the newer one was heard");
     assert_eq!(stub.advance_drain(1), Some(HOLD));
-    let open = |epoch| stub.keeper.open(&OpenGateRequest { epoch, generation: Generation(9) });
+    let open = |epoch| stub.keeper.open(&OpenGateRequest { epoch, generation: Generation(9) }, None);
     assert!(matches!(open(1), Err(GateRejection::Stale(_))));
     assert!(matches!(open(3), Err(GateRejection::OpenBlocked(_, "the stub is shutting down"))));
     assert!(!stub.keeper.is_open() && !stub.is_revoked());
@@ -184,4 +184,35 @@ fn an_order_that_is_repeated_hastens_a_drain_of_its_kind_and_cuts_only_when_it_s
         stub.advance_drain(10_000);
         assert_eq!(stub.is_revoked(), cut, "{first:?} {again:?}");
     }
+}
+
+#[test]
+fn an_order_that_a_later_one_of_its_leader_has_overtaken_changes_nothing() {
+    let stub = GateFixture::open();
+    let open = |epoch, generation, sequence| {
+        stub.keeper.open(&OpenGateRequest { epoch, generation: Generation(generation) }, sequence)
+    };
+    let close = |epoch, sequence| {
+        let generation = Generation(1);
+        let order = CloseGateRequest { epoch, generation, drain_deadline: None, on_deadline: KEEP };
+        stub.keeper.close(&order, sequence, stub.start)
+    };
+    open(1, 1, Some(5)).unwrap();
+    close(1, Some(7)).unwrap();
+    assert!(matches!(open(1, 1, Some(6)), Err(GateRejection::Overtaken(_))), "the engine may sleep by now");
+    assert!(!stub.keeper.is_open());
+    open(1, 1, Some(7)).unwrap();
+    assert!(stub.keeper.is_open(), "none came later");
+    // Orders without a number are obeyed as they arrive, and the numbers before them still count.
+    close(1, None).unwrap();
+    assert!(matches!(open(1, 1, Some(6)), Err(GateRejection::Overtaken(_))));
+    assert!(!stub.keeper.is_open());
+    open(1, 1, None).unwrap();
+    assert!(matches!(close(1, Some(6)), Err(GateRejection::Overtaken(_))));
+    assert!(stub.keeper.is_open());
+    // The numbers are those of one leader, and about one generation.
+    open(1, 2, Some(1)).unwrap();
+    close(2, Some(1)).unwrap();
+    assert!(!stub.keeper.is_open());
+    assert!(matches!(open(1, 3, Some(9)), Err(GateRejection::Stale(_))));
 }

@@ -3,11 +3,11 @@
 use std::{fs, net::SocketAddr, path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result};
-use k8s_openapi::api::core::v1::Node as Object;
+use k8s_openapi::{api::core::v1::Node as Object, apimachinery::pkg::apis::meta::v1::Time};
 use kube::Api;
 use serde_json::{Value, json};
 
-use super::{machine::NodeMachine, runtime};
+use super::{machine::NodeEntrance, runtime};
 use crate::{
     ClusterInner, binaries, control_plane::flags, resources::ClusterResources, server::ServerProcess,
     user::ClusterUsers,
@@ -19,7 +19,7 @@ const SERVING_CERTIFICATE: &str = "kubelet";
 /// Starts the kubelet and returns when the node is ready. `api_server` is its address for the node.
 pub(super) async fn start(
     inner: &Arc<ClusterInner>,
-    machine: &NodeMachine,
+    machine: NodeEntrance,
     folder: &Path,
     name: &str,
     api_server: SocketAddr,
@@ -40,19 +40,33 @@ pub(super) async fn start(
     ]);
     let command = [program.display().to_string()].into_iter().chain(args);
     let mut server = ServerProcess::new(ground, "kubelet", "nsenter".into(), machine.enter_command(command));
-    server.start()?;
-    let nodes: Api<Object> = Api::all(users.client(users.admin(), inner.api_server).await?);
-    server
-        .wait_until_ready(|| async {
-            nodes.get_opt(name).await.ok().flatten().is_some_and(|node| is_ready(&node))
-        })
-        .await?;
+    resume(inner, &mut server, name).await?;
     Ok(server)
 }
 
-fn is_ready(node: &Object) -> bool {
-    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+/// Starts the kubelet if it does not run, and returns when it has reported the node ready.
+pub(super) async fn resume(inner: &ClusterInner, server: &mut ServerProcess, name: &str) -> Result<()> {
+    let users = &inner.users;
+    let nodes: Api<Object> = Api::all(users.client(users.admin(), inner.api_server).await?);
+    // What a stopped kubelet has reported last stays in the object.
+    let before = nodes.get_opt(name).await?.as_ref().and_then(ready_at);
+    server.start()?;
+    let is_new = |node: &Object| {
+        let at = ready_at(node);
+        at.is_some() && at != before
+    };
+    server
+        .wait_until_ready(|| async {
+            nodes.get_opt(name).await.ok().flatten().is_some_and(|node| is_new(&node))
+        })
+        .await
+}
+
+/// When the kubelet last reported the node ready; `None` if its last report says otherwise.
+fn ready_at(node: &Object) -> Option<Time> {
+    let mut conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let ready = conditions.find(|condition| condition.type_ == "Ready" && condition.status == "True")?;
+    ready.last_heartbeat_time.clone()
 }
 
 /// The kubelet's configuration file. Settings that are not here have their defaults.

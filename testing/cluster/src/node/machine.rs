@@ -4,7 +4,12 @@
 //! Nothing inside can outlive its first process, no mount appears on this machine, and the wire disappears with its
 //! other end.
 
-use std::{fs, path::Path, process::Stdio, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use rouse_net::process::ProcessGroup;
@@ -24,9 +29,41 @@ pub(super) struct NodeMachine {
     process: ProcessGroup,
     /// Its close ends the machine.
     stdin: ChildStdin,
-    pid: i32,
+    entrance: NodeEntrance,
     veth: String,
     cgroup: PodsCgroup,
+}
+
+/// The way into a machine, while it runs.
+#[derive(Clone, Copy)]
+pub(super) struct NodeEntrance {
+    /// Its first process, by the pid on this machine.
+    pid: i32,
+}
+
+impl NodeEntrance {
+    /// Wraps a command line so that it runs inside the machine.
+    pub(super) fn enter_command(self, command: impl IntoIterator<Item = impl Into<String>>) -> Vec<String> {
+        let target = format!("--target={}", self.pid);
+        let enter = ["--mount", "--pid", "--net", "--uts", "--ipc", "--"].map(str::to_owned);
+        [target].into_iter().chain(enter).chain(command.into_iter().map(Into::into)).collect()
+    }
+
+    /// Runs a bash script inside the machine, as root. The first command that fails ends it.
+    pub(super) async fn run(self, script: &str) -> Result<()> {
+        let command = self.enter_command(["bash", "-euo", "pipefail", "-c", script]);
+        let done = Command::new("nsenter").args(command).output().await.context("nsenter")?;
+        if !done.status.success() {
+            let output = String::from_utf8_lossy(&done.stdout);
+            bail!("{}: {output}{}", done.status, String::from_utf8_lossy(&done.stderr));
+        }
+        Ok(())
+    }
+
+    /// The path on this machine of a path inside, which begins with a slash. It is short enough for a socket's.
+    pub(super) fn path(self, inside: &str) -> PathBuf {
+        format!("/proc/{}/root{inside}", self.pid).into()
+    }
 }
 
 impl NodeMachine {
@@ -61,7 +98,7 @@ impl NodeMachine {
         let mut machine = Self {
             process,
             stdin,
-            pid: 0,
+            entrance: NodeEntrance { pid: 0 },
             veth: resources.veth_name(),
             cgroup: PodsCgroup::of_cluster(resources),
         };
@@ -82,8 +119,8 @@ impl NodeMachine {
         resources: &ClusterResources,
     ) -> Result<()> {
         let mut next_line = async || says.next_line().await?.context("the node's first process ended");
-        self.pid = next_line().await?.parse().context("cannot parse the pid of the node's first process")?;
-        let pid = self.pid.to_string();
+        let pid = next_line().await?;
+        self.entrance.pid = pid.parse().context("cannot parse the pid of the node's first process")?;
         let wire = self.veth.as_str();
         ip(&["link", "add", wire, "type", "veth", "peer", "name", "eth0", "netns", &pid]).await?;
         ip(&["address", "add", &format!("{}/24", resources.uplink_address()), "dev", wire]).await?;
@@ -98,11 +135,16 @@ impl NodeMachine {
         self.cgroup.make().context("cannot create the cgroup for Pods")
     }
 
-    /// Wraps a command line so that it runs inside the machine.
-    pub(super) fn enter_command(&self, command: impl IntoIterator<Item = impl Into<String>>) -> Vec<String> {
-        let target = format!("--target={}", self.pid);
-        let enter = ["--mount", "--pid", "--net", "--uts", "--ipc", "--"].map(str::to_owned);
-        [target].into_iter().chain(enter).chain(command.into_iter().map(Into::into)).collect()
+    /// The way in.
+    pub(super) const fn entrance(&self) -> NodeEntrance {
+        self.entrance
+    }
+
+    /// Removes the cgroups of Pods whose processes have ended, which no machine has after its start. A kubelet that
+    /// finds them waits half a minute for their containers.
+    pub(super) fn forget_pods(&self) -> Result<()> {
+        self.cgroup.remove()?;
+        self.cgroup.make()
     }
 
     /// Ends all processes inside and removes the machine's wire and cgroup from this machine.

@@ -21,6 +21,7 @@ const REQUIRED_PROGRAMS: &[(&str, &str)] = &[
     ("docker-registry", "docker-registry"),
     ("ip", "iproute2"),
     ("mount", "mount"),
+    ("mountpoint", "util-linux"),
     ("nsenter", "util-linux"),
     ("unshare", "util-linux"),
 ];

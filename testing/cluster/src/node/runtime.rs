@@ -7,7 +7,7 @@ use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, statfs};
 use serde_json::json;
 use tokio::process::Command;
 
-use super::{machine::NodeMachine, registry::HOSTS_FOLDER, requirements};
+use super::{machine::NodeEntrance, registry::HOSTS_FOLDER, requirements};
 use crate::{
     resources::{ClusterResources, PART_MARK_ENV},
     server::ServerProcess,
@@ -26,7 +26,7 @@ pub(super) fn image_name(program: &str) -> String {
 /// Starts containerd and returns when it answers.
 pub(super) async fn start(
     resources: &ClusterResources,
-    machine: &NodeMachine,
+    machine: NodeEntrance,
     folder: &Path,
 ) -> Result<ServerProcess> {
     let config = folder.join("containerd.toml");
@@ -37,13 +37,18 @@ pub(super) async fn start(
     let command = ["env", "-u", PART_MARK_ENV, "containerd", "--config", &config];
     let mut server =
         ServerProcess::new(resources, "containerd", "nsenter".into(), machine.enter_command(command));
-    server.start()?;
-    server.wait_until_ready(|| async { ctr(machine, &["version"]).await.is_ok() }).await?;
+    resume(machine, &mut server).await?;
     Ok(server)
 }
 
+/// Starts containerd if it does not run, and returns when it answers.
+pub(super) async fn resume(machine: NodeEntrance, server: &mut ServerProcess) -> Result<()> {
+    server.start()?;
+    server.wait_until_ready(|| async { ctr(machine, &["version"]).await.is_ok() }).await
+}
+
 /// Imports this image archive for the kubelet, under the name in the archive.
-pub(super) async fn import(machine: &NodeMachine, archives: &Path, name: &str) -> Result<()> {
+pub(super) async fn import(machine: NodeEntrance, archives: &Path, name: &str) -> Result<()> {
     let archive = archives.join(format!("{name}.tar"));
     if !archive.exists() {
         bail!("{} does not exist: run `make test-node`, which builds the images first", archive.display());
@@ -51,7 +56,7 @@ pub(super) async fn import(machine: &NodeMachine, archives: &Path, name: &str) -
     ctr(machine, &["images", "import", &archive.display().to_string()]).await
 }
 
-async fn ctr(machine: &NodeMachine, args: &[&str]) -> Result<()> {
+async fn ctr(machine: NodeEntrance, args: &[&str]) -> Result<()> {
     // The kubelet uses only this containerd namespace.
     let command =
         ["ctr", "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io"].iter().chain(args).copied();

@@ -65,6 +65,8 @@ pub(super) struct ContainerLaunch<'a> {
     pub(super) prepared: &'a PreparedPod,
     /// Device ids by resource.
     pub(super) devices: &'a BTreeMap<String, Vec<String>>,
+    /// Variables that device plugins set.
+    pub(super) device_env: &'a BTreeMap<String, String>,
     pub(super) pod_ip: Ipv4Addr,
     pub(super) host_ip: Ipv4Addr,
     pub(super) api_server: SocketAddr,
@@ -174,6 +176,7 @@ impl ContainerLaunch<'_> {
         if let Some(ids) = self.devices.get("nvidia.com/gpu") {
             env.insert("NVIDIA_VISIBLE_DEVICES".to_owned(), ids.join(","));
         }
+        env.extend(self.device_env.clone());
         env
     }
 

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     net::Ipv4Addr,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -20,16 +20,19 @@ use kube::{
     Api, Client,
     api::{Patch, PatchParams, PostParams},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{
     sync::{Mutex as AsyncMutex, watch},
     time,
 };
 
 use super::schedule::ResourceUnits;
+use crate::device_manager::{DeviceCounts, DeviceManager};
 
 /// A kubelet's default. The controllers give a node up after 50 s without a heartbeat.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
+/// Delay before a failed report is repeated.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Duration of the node's lease, as a kubelet's.
 const LEASE_SECONDS: i32 = 40;
 /// The label of one runner's nodes.
@@ -92,6 +95,8 @@ pub struct RunningNode {
     name: String,
     address: Ipv4Addr,
     devices: Mutex<Vec<NodeDevice>>,
+    /// Allocates what device plugins offer.
+    device_manager: OnceLock<Arc<DeviceManager>>,
     link: watch::Sender<NodeLink>,
     /// Held while writing a Pod's status: a kubelet writes one status at a time.
     pub(super) status_write_lock: AsyncMutex<()>,
@@ -118,6 +123,7 @@ impl RunningNode {
             name,
             address,
             devices,
+            device_manager: OnceLock::new(),
             link: watch::Sender::new(NodeLink::Connected),
             status_write_lock: AsyncMutex::new(()),
         }
@@ -137,6 +143,36 @@ impl RunningNode {
     pub fn devices(&self) -> Vec<(String, Option<String>)> {
         let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         devices.iter().map(|device| (device.id.clone(), device.holder.clone())).collect()
+    }
+
+    /// Sets the device manager; false if the node has one.
+    pub(super) fn set_device_manager(&self, manager: Arc<DeviceManager>) -> bool {
+        self.device_manager.set(manager).is_ok()
+    }
+
+    /// The device manager, if a plugin has registered this resource there.
+    pub(super) fn device_manager_of(&self, resource: &str) -> Option<&Arc<DeviceManager>> {
+        self.device_manager.get().filter(|manager| manager.registrations(resource) > 0)
+    }
+
+    /// Reports what device plugins offer, until dropped.
+    pub(super) async fn report_plugin_devices(&self, client: &Client) {
+        let Some(manager) = self.device_manager.get() else { return };
+        let mut reported = DeviceCounts::new();
+        while let Ok(counts) = manager.until_counts_differ(&reported).await {
+            let amounts = |of: fn(&(usize, usize)) -> usize| -> Value {
+                counts.iter().map(|(resource, both)| (resource.clone(), of(both).to_string())).collect()
+            };
+            let (capacity, allocatable) = (amounts(|both| both.0), amounts(|both| both.1));
+            let status = json!({ "status": { "capacity": capacity, "allocatable": allocatable } });
+            let nodes: Api<Node> = Api::all(client.clone());
+            let patched =
+                nodes.patch_status(&self.name, &PatchParams::default(), &Patch::Strategic(status)).await;
+            match patched {
+                Ok(_) => reported = counts,
+                Err(_) => time::sleep(RETRY_DELAY).await,
+            }
+        }
     }
 
     /// Allocates free devices to this Pod; `None` if too few are free.

@@ -19,7 +19,7 @@ use super::{
     container::{ContainerExit, ContainerRole, PodContainer, RunState},
     node::{NodeLink, RunningNode},
     probe::ProbeVerdict,
-    schedule,
+    schedule::{self, ResourceUnits},
     status::ReportedCondition,
     volume::{self, PreparedPod},
 };
@@ -57,6 +57,8 @@ pub(super) struct PodWorker {
     folder: PathBuf,
     containers: Vec<PodContainer>,
     devices: BTreeMap<String, Vec<String>>,
+    /// What the plugins' answers set in containers, by resource.
+    device_env: BTreeMap<String, BTreeMap<String, String>>,
     prepared: Option<PreparedPod>,
     /// Earliest time of the next preparation.
     prepare_at: Instant,
@@ -98,6 +100,7 @@ impl PodWorker {
             folder: shared.state.join(&uid),
             containers: init.chain(main).collect(),
             devices: BTreeMap::new(),
+            device_env: BTreeMap::new(),
             prepared: None,
             prepare_at: now,
             missing_config: false,
@@ -125,14 +128,14 @@ impl PodWorker {
         if link.wait_for(|link| *link != NodeLink::Cut).await.is_err() {
             return;
         }
-        self.admit();
+        self.admit().await;
         self.observe(&pod_rx.borrow_and_update().clone());
         loop {
             self.advance().await;
             let ended = self.has_ended();
             if ended || self.deleted {
                 // A kubelet frees the devices as soon as the Pod has ended or its object is gone.
-                self.node.release(&self.uid);
+                self.release_devices();
             }
             self.report(ended).await;
             if ended && (self.deleted || self.delete().await) {
@@ -164,16 +167,40 @@ impl PodWorker {
     }
 
     /// Allocates the devices that the scheduler counted. Detects that another Pod took them first.
-    fn admit(&mut self) {
-        let demand = self.pod.spec.as_ref().map(schedule::demand).unwrap_or_default();
-        match self.node.allocate(&self.uid, &demand) {
-            Some(devices) => self.devices = devices,
-            None => {
-                let message = "Allocate failed due to requested number of devices unavailable".to_owned();
-                self.admission_error = Some(("UnexpectedAdmissionError", message));
-                self.terminate_within(Duration::ZERO);
-            }
+    async fn admit(&mut self) {
+        if let Err(message) = self.allocate_devices().await {
+            self.admission_error = Some(("UnexpectedAdmissionError", message));
+            self.terminate_within(Duration::ZERO);
         }
+    }
+
+    async fn allocate_devices(&mut self) -> Result<(), String> {
+        let demand = self.pod.spec.as_ref().map(schedule::demand).unwrap_or_default();
+        let (of_plugins, own): (ResourceUnits, ResourceUnits) =
+            demand.into_iter().partition(|(resource, _)| self.node.device_manager_of(resource).is_some());
+        let own = self.node.allocate(&self.uid, &own);
+        self.devices = own.ok_or("Allocate failed due to requested number of devices unavailable")?;
+        for (resource, count) in of_plugins {
+            let Some(manager) = self.node.device_manager_of(&resource) else { continue };
+            let count = usize::try_from(count).map_err(|error| error.to_string())?;
+            let granted = manager.allocate(&self.namespaced_name(), &resource, count).await;
+            let granted =
+                granted.map_err(|error| format!("Allocate failed due to {error}, which is unexpected"))?;
+            self.devices.insert(resource.clone(), granted.ids);
+            self.device_env.insert(resource, granted.allocation.env);
+        }
+        Ok(())
+    }
+
+    fn release_devices(&self) {
+        self.node.release(&self.uid);
+        for manager in self.device_env.keys().filter_map(|resource| self.node.device_manager_of(resource)) {
+            manager.release(&self.namespaced_name());
+        }
+    }
+
+    fn namespaced_name(&self) -> String {
+        format!("{}/{}", self.pod.namespace().unwrap_or_default(), self.pod.name_any())
     }
 
     /// Applies the Pod's object as the node sees it.

@@ -32,6 +32,8 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 pub(super) enum RunnerCommand {
     /// Renews this node's lease.
     RenewLease(Arc<RunningNode>),
+    /// Reports what this node's device plugins offer.
+    ReportDevices(Arc<RunningNode>),
 }
 
 struct RunLoop {
@@ -81,10 +83,7 @@ pub(super) async fn run(shared: Arc<RunnerContext>, mut orders: mpsc::Receiver<R
                 Ok(event) => run_loop.on_node(event),
                 Err(error) => run_loop.context.log_line(&format!("watching nodes failed: {error}")),
             },
-            Some(RunnerCommand::RenewLease(node)) = orders.recv() => {
-                let client = run_loop.context.client.clone();
-                run_loop.tasks.spawn(async move { node.renew_lease(&client).await });
-            }
+            Some(command) = orders.recv() => run_loop.execute(command),
             Some(finished) = run_loop.tasks.join_next() => {
                 if let Err(error) = finished {
                     run_loop.context.log_line(&format!("a worker failed: {error}"));
@@ -97,6 +96,18 @@ pub(super) async fn run(shared: Arc<RunnerContext>, mut orders: mpsc::Receiver<R
 }
 
 impl RunLoop {
+    fn execute(&mut self, command: RunnerCommand) {
+        let client = self.context.client.clone();
+        match command {
+            RunnerCommand::RenewLease(node) => {
+                self.tasks.spawn(async move { node.renew_lease(&client).await });
+            }
+            RunnerCommand::ReportDevices(node) => {
+                self.tasks.spawn(async move { node.report_plugin_devices(&client).await });
+            }
+        }
+    }
+
     fn on_pod(&mut self, namespace: &str, event: Event<Pod>) {
         match event {
             Event::Apply(pod) => self.apply_pod(pod),

@@ -18,6 +18,7 @@ fn made(origin: LauncherSource<'_>) -> Result<Value, NoContainer> {
         node: &"node-1.example".into(),
         hostname: "node-1",
         accelerator: &"GPU-7".into(),
+        resource: NVIDIA_GPU,
     };
     place.pod(origin, &StubKey::example())
 }
@@ -224,6 +225,7 @@ fn long_names_of_objects_are_labels_all_the_same() {
         node: &"n".repeat(64).into(),
         hostname: "n",
         accelerator: &"GPU-7".into(),
+        resource: NVIDIA_GPU,
     };
     let pod = place.pod(LauncherSource::Patch(&patched("i")), &StubKey::example()).unwrap();
     assert_eq!(pod["metadata"]["labels"][NODE_NAME], label::value(&"n".repeat(64)));
@@ -262,4 +264,21 @@ fn a_template_has_one_hash_on_all_nodes_and_in_any_order_of_its_keys() {
     assert_ne!(LauncherSource::Patch(&a).hash(), LauncherSource::Patch(&b).hash());
     let pod = made(LauncherSource::Patch(&a)).unwrap();
     assert_eq!(pod["metadata"]["annotations"][TEMPLATE_HASH], LauncherSource::Patch(&a).hash());
+}
+
+#[test]
+fn a_launcher_in_a_pool_of_slots_takes_none_of_them() {
+    let place = LauncherPlacement {
+        namespace: "chat",
+        node: &"node-1".into(),
+        hostname: "node-1",
+        accelerator: &"GPU-7".into(),
+        resource: "rouse.dev/h100",
+    };
+    let limits = json!({"rouse.dev/h100-0123456789": "1", "nvidia.com/gpu": 1, "rdma/hca": "1"});
+    let template =
+        json!({"spec": {"containers": [{"name": "inference-server", "resources": {"limits": limits}}]}});
+    let pod = place.pod(LauncherSource::Config(&config(template)), &StubKey::example()).unwrap();
+    let resources = &pod["spec"]["containers"][0]["resources"];
+    assert_eq!(resources, &json!({"limits": {"nvidia.com/gpu": "0", "rdma/hca": "1"}}));
 }

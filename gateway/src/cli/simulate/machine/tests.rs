@@ -91,12 +91,7 @@ fn a_journal_has_configuration_and_times_and_its_own_requests_if_there_is_no_log
     let memory = EngineMemory { awake: Bytes::gib(20), asleep: Bytes::mib(256), host: Bytes::gib(1) };
     let configuration = FleetConfig {
         settings: FleetSettings::default(),
-        accelerators: vec![Accelerator {
-            id: "gpu-0".into(),
-            capacity: Bytes::gib(24),
-            metered: true,
-            units: None,
-        }],
+        accelerators: vec![Accelerator { metered: true, ..Accelerator::new("gpu-0".into(), Bytes::gib(24)) }],
         models: ["a", "b"].map(|name| simulated_model(name, memory)).into(),
     };
     let mut scenario = Scenario::new("recorded", configuration);

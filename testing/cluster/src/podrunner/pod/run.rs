@@ -85,12 +85,16 @@ impl PodWorker {
         };
         let part = self.context.part_mark(&self.uid, &container.spec.name, run);
         let image = container.spec.image.as_deref().and_then(|name| self.context.image(name));
+        let devices = self.container_devices(index);
+        let device_env = devices.keys().filter_map(|resource| self.device_env.get(resource)).flatten();
+        let device_env = device_env.map(|(name, value)| (name.clone(), value.clone())).collect();
         let launch = ContainerLaunch {
             pod: &self.pod,
             container: &container.spec,
             image: image.as_ref(),
             prepared,
-            devices: &self.container_devices(index),
+            devices: &devices,
+            device_env: &device_env,
             pod_ip: self.ip,
             host_ip: self.node.address(),
             api_server: self.context.api_server(),

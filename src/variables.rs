@@ -1,7 +1,8 @@
-//! Replaces `$(NAME)` in an engine's options, as a kubelet does in a container's command.
+//! Replaces `$(NAME)` in a text, as a kubelet does in a container's command.
 
 /// Replaces each `$(NAME)` whose variable exists. `$$` becomes `$`, and all other text stays as it is.
-pub(crate) fn expand(text: &str, variable: impl Fn(&str) -> Option<String>) -> String {
+#[must_use]
+pub fn expand(text: &str, mut variable: impl FnMut(&str) -> Option<String>) -> String {
     let mut expanded = String::with_capacity(text.len());
     let mut rest = text;
     while let Some((before, after)) = rest.split_once('$') {
