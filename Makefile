@@ -31,6 +31,9 @@ DENY_VERSION := 0.20.2
 DENY := $(CACHE)/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
 ADVISORIES := https://github.com/RustSec/advisory-db
 
+# Helm, with which the chart is checked, from the Go module that testing/helm/go.mod pins.
+HELM := $(CACHE)/helm-$(shell sed -n 's|^.*helm.sh/helm/v3 v||p' testing/helm/go.mod | cut -d ' ' -f 1)/helm
+
 ENGINES := gateway/tests/engines
 VENV := $(CACHE)/engines-$(shell cat $(ENGINES)/requirements.txt | sha256sum | cut -c1-16)
 
@@ -60,9 +63,9 @@ test: ## Tests of the crates and of the lease in every interleaving; minutes, ne
 	@$(GATE) "make test" 480 $(MAKE) test-crates
 
 .PHONY: test-all
-test-all: ## Everything: test, what valgrind counts, the images, the cluster, the node, then what needs Python
-	@$(GATE) "make test-all" 1365 \
-	    $(MAKE) test test-bench test-images test-cluster test-node test-admin test-engines test-clients
+test-all: ## Everything: test, what valgrind counts, chart and package, the images, the cluster, the node, then what needs Python
+	@$(GATE) "make test-all" 1385 \
+	    $(MAKE) test test-bench test-chart test-images test-cluster test-node test-admin test-engines test-clients
 
 # What goes through a stub as well, and what of it cannot.
 ROW := passthrough:: smuggling:: http2:: surface:: waiting:: stream stub_row::
@@ -114,12 +117,13 @@ cluster: ## Build the test cluster: etcd and Kubernetes from pinned Go modules, 
 
 # One control plane for all tests, which are processes: `with-cluster` starts it and says where it is.
 .PHONY: test-cluster
-test-cluster: $(NEXTEST) ## The cluster tests: a real kube-apiserver on loopback, Pods as processes (ARGS="NAME")
+test-cluster: $(NEXTEST) $(HELM) ## The cluster tests: a real kube-apiserver on loopback, Pods as processes (ARGS="NAME")
 	@$(PART) "Kubernetes for the cluster's tests" 5 $(MAKE) cluster RINGS=ring1
 	@$(PART) "building the cluster's tests" 60 $(RUN_TESTS) --test cluster --no-run
 	@$(PART) "the optimised programs" 240 $(MAKE) build-counted
-	@$(PART) "the cluster: a real control plane, Pods as processes" 525 env ROUSE_OPTIMISED="$(OPTIMISED)" \
-	    "$(TARGET)/debug/with-cluster" $(RUN_TESTS) --test cluster --test-threads $(CLUSTER_TESTS_AT_ONCE) $(ARGS)
+	@$(PART) "the cluster: a real control plane, Pods as processes" 525 \
+	    env ROUSE_OPTIMISED="$(OPTIMISED)" ROUSE_HELM="$(HELM)" "$(TARGET)/debug/with-cluster" \
+	    $(RUN_TESTS) --test cluster --test-threads $(CLUSTER_TESTS_AT_ONCE) $(ARGS)
 
 .PHONY: hot-start
 hot-start: PROFILE = soak
@@ -150,7 +154,7 @@ build-counted:
 	    --bin instructions --bin rouse-gateway --bin rouse-stub
 
 .PHONY: tools
-tools: $(DENY) $(VENV)/.complete $(ADMIN_VENV)/.complete $(CLIENTS_VENV)/.complete
+tools: $(DENY) $(HELM) $(VENV)/.complete $(ADMIN_VENV)/.complete $(CLIENTS_VENV)/.complete
 
 # Its tests share one node, so they are threads of one process, which has a limit.
 .PHONY: test-node
@@ -212,12 +216,12 @@ soak-crates: $(NEXTEST)
 	    -E 'not (package(rouse) & (binary(sim) | binary(pairing)))'
 
 .PHONY: soak-cluster
-soak-cluster: $(NEXTEST)
+soak-cluster: $(NEXTEST) $(HELM)
 	@$(PART) "Kubernetes for the cluster's tests" 5 $(MAKE) cluster RINGS=ring1
 	@$(PART) "building the cluster's tests" 60 $(RUN_TESTS) --test cluster --no-run
 	@$(PART) "the optimised programs" 240 $(MAKE) build-counted
-	@$(PART) "the cluster, whole" 3900 env ROUSE_SOAK=1 ROUSE_OPTIMISED="$(OPTIMISED)" "$(TARGET)/debug/with-cluster" \
-	    $(RUN_TESTS) --test cluster --test-threads $(CLUSTER_TESTS_AT_ONCE) $(ARGS)
+	@$(PART) "the cluster, whole" 3900 env ROUSE_SOAK=1 ROUSE_OPTIMISED="$(OPTIMISED)" ROUSE_HELM="$(HELM)" \
+	    "$(TARGET)/debug/with-cluster" $(RUN_TESTS) --test cluster --test-threads $(CLUSTER_TESTS_AT_ONCE) $(ARGS)
 
 # ---- images
 
@@ -232,6 +236,29 @@ images: ## OCI archives of gateway and stub in target/images (needs buildah, or 
 test-images: programs ## The images, run with their own files only, read-only and as nobody's root
 	@$(PART) "images: built from this tree's programs" 60 images/build "$(TARGET)/debug" "$(TARGET)/debug/images"
 	@$(PART) "images: run" 60 images/test "$(TARGET)/debug/images"
+
+# ---- the chart and the package
+
+.PHONY: chart
+chart: $(HELM) ## Lint and render the chart with each file of charts/values (ARGS=--record writes the manifests that it makes anew)
+	HELM="$(HELM)" charts/check $(ARGS)
+
+.PHONY: package
+package: ## A Debian package of the gateway in target/packages (a release build takes a quarter of an hour)
+	cargo build --release --locked -p rouse-gateway
+	rm -f "$(TARGET)"/packages/rouse-gateway_*.deb
+	packaging/debian/build "$(TARGET)/release/rouse-gateway" "$(TARGET)/packages"
+	packaging/debian/check "$(TARGET)"/packages/rouse-gateway_*.deb
+
+# The package has the optimised program that `test-bench` has built, packed without much compression.
+.PHONY: test-chart
+test-chart: $(HELM) ## The chart linted and rendered, a Debian package built and checked; neither is installed
+	@$(PART) "the optimised programs" 240 $(MAKE) build-counted
+	@$(PART) "the chart: rendered with every set of values" 12 env HELM="$(HELM)" charts/check
+	@rm -rf "$(OPTIMISED)/packages"
+	@$(PART) "the package: built" 6 env DPKG_DEB_COMPRESSOR_LEVEL=0 \
+	    packaging/debian/build "$(OPTIMISED)/rouse-gateway" "$(OPTIMISED)/packages"
+	@$(PART) "the package: checked" 4 packaging/debian/check "$(OPTIMISED)"/packages/rouse-gateway_*.deb
 
 # ---- measure
 
@@ -298,6 +325,9 @@ $(NEXTEST):
 
 $(DENY):
 	$(call tool,cargo-deny,$(DENY_VERSION))
+
+$(HELM):
+	testing/helm/build "$@"
 
 # The stamp comes last: an interrupted build starts over. GGML_NATIVE=OFF keeps a cache usable on another processor.
 $(VENV)/.complete:

@@ -132,7 +132,8 @@ fn reason(status: &WarmupStatus) -> Option<String> {
 fn message(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) if status.code == 404 => {
-            "the cluster does not have the kind Warmup: apply charts/rouse/crds/warmups.yaml".to_owned()
+            "the cluster does not have the kind Warmup: apply charts/rouse/definitions/warmups.yaml"
+                .to_owned()
         }
         kube::Error::Api(status) if status.code == 403 => format!(
             "this gateway may not list Warmups: apply the rights in charts/rouse/rbac again ({})",

@@ -318,7 +318,7 @@ impl SlotsCaches {
 }
 
 /// What to do if the API server does not have the kinds of shared devices.
-const NO_SLOTS: &str = "the cluster does not have this kind: apply charts/rouse/crds";
+const NO_SLOTS: &str = "the cluster does not have this kind: apply charts/rouse/definitions";
 
 /// Watches one of the kinds of shared devices while leading, once the API server has that kind.
 async fn watch_slots_objects<K>(client: Client, cache: Cache<K>, lists: InitialLists, terms: Terms)
@@ -339,7 +339,7 @@ where
 }
 
 /// What to do if the API server does not have Warmups.
-const NO_WARMUPS: &str = "the cluster does not have this kind: apply charts/rouse/crds/warmups.yaml";
+const NO_WARMUPS: &str = "the cluster does not have this kind: apply charts/rouse/definitions/warmups.yaml";
 
 /// Returns the watch of the gateways' own objects, and its task.
 pub(super) fn gateway_replicas(

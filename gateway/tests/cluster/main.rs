@@ -5,6 +5,7 @@
 mod agent_policies;
 mod alone;
 mod audit;
+mod chart;
 mod columns;
 mod concurrent_reservations;
 mod crashes;

@@ -10,8 +10,7 @@ use k8s_openapi::api::{
 };
 use kube::{
     Api,
-    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, ValidationDirective},
-    core::GroupVersionKind,
+    api::{DeleteParams, ListParams, PatchParams, ValidationDirective},
 };
 use rouse_cluster::{
     Namespace, PodRunner,
@@ -24,7 +23,7 @@ use serde_json::{Value, json};
 use crate::{
     client::TestClient,
     installation::{blocking, reason},
-    support::{FIELD_MANAGER, cluster, repo_path},
+    support::{FIELD_MANAGER, apply_object, cluster, repo_path},
 };
 
 /// A script in place of kubectl and curl that records its arguments and input.
@@ -199,33 +198,32 @@ impl DocsReader {
         }
         if object["kind"] == "ConfigMap" {
             let text = object["data"]["rouse.yaml"].as_str().unwrap();
+            let mut configuration: Value = serde_saphyr::from_str(text).unwrap();
+            assert_eq!(configuration["listen"], json!({"api": "0.0.0.0:8080"}));
             // Pods are processes on this machine, each with an address of its own.
-            let listens = r#"listen: {api: "0.0.0.0:8080"}"#;
-            assert!(text.contains(listens), "{text}");
-            let here = r#"listen: {api: "${env:POD_IP}:8080", admin: "${env:POD_IP}:8081"}"#;
-            let text = text.replace("[chat]", &format!("[{}]", self.real("chat"))).replace(listens, here);
-            object["data"]["rouse.yaml"] = json!(text);
+            configuration["listen"] = json!({"api": "${env:POD_IP}:8080", "admin": "${env:POD_IP}:8081"});
+            for namespace in configuration["kubernetes"]["namespaces"].as_array_mut().unwrap() {
+                *namespace = json!(self.real(namespace.as_str().unwrap()));
+            }
+            object["data"]["rouse.yaml"] = json!(serde_saphyr::to_string(&configuration).unwrap());
         }
     }
 
     async fn patch(&self, object: &Value, namespace: Option<&str>, at: &str) {
         let (kind, name) = (object["kind"].as_str().unwrap(), object["metadata"]["name"].as_str().unwrap());
-        let version = object["apiVersion"].as_str().unwrap();
-        let (group, version) = version.split_once('/').unwrap_or(("", version));
-        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
         let cluster_wide = kind.starts_with("Cluster")
             || kind.starts_with("ValidatingAdmissionPolicy")
             || ["CustomResourceDefinition", "AcceleratorPool", "DeviceConfiguration"].contains(&kind);
-        let api: Api<DynamicObject> = match namespace {
-            _ if cluster_wide => Api::all_with(self.client.clone(), &resource),
-            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &resource),
-            None => panic!("{at}: {kind} {name} would be made in the namespace default"),
-        };
+        assert!(
+            cluster_wide || namespace.is_some(),
+            "{at}: {kind} {name} would be made in the namespace default"
+        );
+        let namespace = namespace.filter(|_| !cluster_wide);
         let mut parameters = PatchParams::apply(FIELD_MANAGER).force();
         parameters.field_validation = Some(ValidationDirective::Strict);
         // Of the other pages the API server only has to accept the objects: other tests cover their effects.
         parameters.dry_run = !at.starts_with("docs/kubernetes.md") && kind != "CustomResourceDefinition";
-        let answer = api.patch(name, &parameters, &Patch::Apply(object)).await;
+        let answer = apply_object(&self.client, object, namespace, &parameters).await;
         assert!(answer.is_ok(), "{at}: {kind} {name}: {}", answer.unwrap_err());
     }
 

@@ -12,10 +12,10 @@ use crate::{
 };
 
 /// An API group, a resource of it, and the allowed verbs.
-type Rights = (&'static str, &'static str, &'static [&'static str]);
+pub(crate) type Rights = (&'static str, &'static str, &'static [&'static str]);
 
 /// Rights on cluster-wide objects, in any namespace of models.
-const CLUSTER: [Rights; 5] = [
+pub(crate) const CLUSTER: [Rights; 5] = [
     ("rouse.dev", "acceleratorpools", &["get", "list", "watch"]),
     ("rouse.dev", "acceleratorpools/status", &["update"]),
     ("rouse.dev", "acceleratornodes", &["get", "list", "watch", "create", "patch"]),
@@ -23,7 +23,7 @@ const CLUSTER: [Rights; 5] = [
     ("", "nodes", &["get", "list", "watch"]),
 ];
 
-const OWN: [Rights; 4] = [
+pub(crate) const OWN: [Rights; 4] = [
     // The rights on its one Lease and its one Secret are checked separately.
     ("coordination.k8s.io", "leases", &["create"]),
     ("rouse.dev", "gatewayreplicas", &["list", "watch", "create", "patch", "delete"]),
@@ -31,18 +31,23 @@ const OWN: [Rights; 4] = [
     ("", "pods", &["get"]),
 ];
 
-const MODELS: [Rights; 7] = [
+pub(crate) const MODELS: [Rights; 5] = [
     ("rouse.dev", "inferencemodels", &["get", "list", "watch"]),
     ("rouse.dev", "inferencemodels/status", &["patch"]),
-    ("rouse.dev", "warmups", &["get", "list", "watch", "create", "patch", "delete"]),
-    ("rouse.dev", "warmups/status", &["patch"]),
     ("apps", "deployments", &["get", "list", "watch", "create", "patch", "delete"]),
-    ("", "pods", &["get", "list", "watch", "create", "patch", "delete"]),
+    ("", "pods", &["get", "list", "watch", "patch", "delete"]),
     ("events.k8s.io", "events", &["create", "patch"]),
 ];
 
+/// The further rights where models are, with Warmups. The manifests bind them together with those of models.
+pub(crate) const WARMUPS: [Rights; 3] = [
+    ("rouse.dev", "warmups", &["get", "list", "watch", "create", "patch", "delete"]),
+    ("rouse.dev", "warmups/status", &["patch"]),
+    ("", "pods", &["create"]),
+];
+
 /// The ConfigMap with the thresholds of saturation.
-const SATURATION_CONFIG: &str = "rouse-saturation-config";
+pub(crate) const SATURATION_CONFIG: &str = "rouse-saturation-config";
 
 const VERBS: [&str; 8] = ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"];
 
@@ -67,21 +72,21 @@ const OTHERS: [(&str, &str); 17] = [
     ("apiextensions.k8s.io", "customresourcedefinitions"),
 ];
 
-fn of(rights: &[Rights]) -> BTreeSet<(&'static str, &'static str, &'static str)> {
+pub(crate) fn of(rights: &[Rights]) -> BTreeSet<(&'static str, &'static str, &'static str)> {
     let each = |(group, resource, verbs): &Rights| {
         verbs.iter().map(move |verb| (*group, *resource, *verb)).collect()
     };
     rights.iter().flat_map(|rights| -> Vec<_> { each(rights) }).collect()
 }
 
-/// The further right where requesters are. Their right to create Pods is one of those where models are, too.
-const DUAL: [Rights; 1] = [("apps", "replicasets", &["get"])];
+/// The further rights where requesters are.
+pub(crate) const DUAL: [Rights; 2] = [("apps", "replicasets", &["get"]), ("", "pods", &["create"])];
 
 /// The further right of a gateway that labels warm nodes.
-const WARM_LABELS: [Rights; 1] = [("", "nodes", &["patch"])];
+pub(crate) const WARM_LABELS: [Rights; 1] = [("", "nodes", &["patch"])];
 
 /// The further rights of a gateway that keeps slots, in all namespaces.
-const SLOTS: [Rights; 6] = [
+pub(crate) const SLOTS: [Rights; 6] = [
     ("rouse.dev", "deviceconfigurations", &["get", "list", "watch"]),
     ("rouse.dev", "deviceconfigurations/status", &["patch"]),
     ("rouse.dev", "deviceinstances", &["get", "list", "watch", "patch", "delete"]),
@@ -91,7 +96,7 @@ const SLOTS: [Rights; 6] = [
 ];
 
 /// All rights of the account of node agents. A policy confines each agent to its own node.
-const NODE_AGENT: [Rights; 7] = [
+pub(crate) const NODE_AGENT: [Rights; 7] = [
     ("rouse.dev", "deviceconfigurations", &["get", "list", "watch"]),
     ("rouse.dev", "deviceinstances", &["get", "list", "watch", "create"]),
     ("rouse.dev", "deviceinstances/status", &["patch"]),
@@ -107,11 +112,12 @@ async fn exactly(site: &GatewayNamespace<'_>, namespace: &str, rights: &[&[Right
 }
 
 /// Checks every verb of every resource there against these rights of the client's account.
-async fn exactly_as(client: &Client, namespace: &str, rights: &[&[Rights]]) {
-    let known = CLUSTER.iter().chain(&OWN).chain(&MODELS).chain(&DUAL).chain(&SLOTS).chain(&NODE_AGENT);
-    let known = known.map(|(group, resource, _)| (*group, *resource));
+pub(crate) async fn exactly_as(client: &Client, namespace: &str, rights: &[&[Rights]]) {
+    let known = CLUSTER.iter().chain(&OWN).chain(&MODELS).chain(&WARMUPS);
+    let known = known.chain(&DUAL).chain(&SLOTS).chain(&NODE_AGENT);
+    let known: BTreeSet<_> = known.map(|(group, resource, _)| (*group, *resource)).chain(OTHERS).collect();
     let mut given = BTreeSet::new();
-    for (group, resource) in known.chain(OTHERS) {
+    for (group, resource) in known {
         for verb in VERBS {
             if is_allowed(client, resource_attributes(group, resource, verb, namespace)).await {
                 given.insert((group, resource, verb));
@@ -134,7 +140,7 @@ async fn a_gateway_of_one_namespace_may_do_what_it_needs_and_nothing_else() {
     let cluster = cluster().await;
     let (elsewhere, site) =
         (cluster.namespace("elsewhere").await.unwrap(), GatewayNamespace::new(cluster, "rights").await);
-    exactly(&site, site.namespace.name(), &[&CLUSTER, &OWN, &MODELS]).await;
+    exactly(&site, site.namespace.name(), &[&CLUSTER, &OWN, &MODELS, &WARMUPS]).await;
     exactly(&site, &elsewhere, &[&CLUSTER]).await;
 
     // The one Lease, Secret and ConfigMap have their names in the rights; others are denied.
@@ -177,7 +183,7 @@ async fn a_gateway_with_dual_pods_may_read_replica_sets_and_one_map_as_well() {
     until_allowed(&client, map("gpu-map")).await;
     until_allowed(&client, resource_attributes("apps", "replicasets", "get", namespace)).await;
     assert!(!is_allowed(&client, map("somebodys")).await);
-    exactly(&site, namespace, &[&CLUSTER, &OWN, &MODELS, &DUAL]).await;
+    exactly(&site, namespace, &[&CLUSTER, &OWN, &MODELS, &WARMUPS, &DUAL]).await;
 }
 
 #[tokio::test]
@@ -185,11 +191,11 @@ async fn a_gateway_that_labels_warm_nodes_may_patch_nodes_as_well() {
     let cluster = cluster().await;
     let site = GatewayNamespace::new(cluster, "rights-warm").await;
     let namespace = site.namespace.name();
-    exactly(&site, namespace, &[&CLUSTER, &OWN, &MODELS]).await;
+    exactly(&site, namespace, &[&CLUSTER, &OWN, &MODELS, &WARMUPS]).await;
     site.install("warm-labels.yaml", None).await;
     let client = site.client().await;
     until_allowed(&client, resource_attributes("", "nodes", "patch", namespace)).await;
-    exactly(&site, namespace, &[&CLUSTER, &OWN, &MODELS, &WARM_LABELS]).await;
+    exactly(&site, namespace, &[&CLUSTER, &OWN, &MODELS, &WARMUPS, &WARM_LABELS]).await;
 }
 
 #[tokio::test]
@@ -201,7 +207,7 @@ async fn a_gateway_that_keeps_slots_may_write_their_objects_and_list_the_pods_of
     site.install("slots.yaml", None).await;
     let client = site.client().await;
     until_allowed(&client, resource_attributes("rouse.dev", "deviceinstances", "delete", namespace)).await;
-    exactly(&site, namespace, &[&CLUSTER, &OWN, &MODELS, &SLOTS]).await;
+    exactly(&site, namespace, &[&CLUSTER, &OWN, &MODELS, &WARMUPS, &SLOTS]).await;
     exactly(&site, &elsewhere, &[&CLUSTER, &SLOTS]).await;
 }
 
@@ -227,8 +233,8 @@ async fn a_gateway_of_several_namespaces_has_its_models_in_each_of_them() {
     let elsewhere = cluster.namespace("elsewhere").await.unwrap();
     let site = GatewayNamespace::with(cluster, own, ModelScope::Namespaces(&[&one, &two])).await;
     exactly(&site, site.namespace.name(), &[&CLUSTER, &OWN]).await;
-    exactly(&site, &one, &[&CLUSTER, &MODELS]).await;
-    exactly(&site, &two, &[&CLUSTER, &MODELS]).await;
+    exactly(&site, &one, &[&CLUSTER, &MODELS, &WARMUPS]).await;
+    exactly(&site, &two, &[&CLUSTER, &MODELS, &WARMUPS]).await;
     exactly(&site, &elsewhere, &[&CLUSTER]).await;
     exactly(&site, "", &[&CLUSTER]).await;
 }
@@ -239,7 +245,7 @@ async fn a_gateway_of_all_namespaces_has_its_models_everywhere() {
     let own = cluster.namespace("gateway").await.unwrap();
     let elsewhere = cluster.namespace("elsewhere").await.unwrap();
     let site = GatewayNamespace::with(cluster, own, ModelScope::AllNamespaces).await;
-    exactly(&site, site.namespace.name(), &[&CLUSTER, &OWN, &MODELS]).await;
-    exactly(&site, &elsewhere, &[&CLUSTER, &MODELS]).await;
-    exactly(&site, "", &[&CLUSTER, &MODELS]).await;
+    exactly(&site, site.namespace.name(), &[&CLUSTER, &OWN, &MODELS, &WARMUPS]).await;
+    exactly(&site, &elsewhere, &[&CLUSTER, &MODELS, &WARMUPS]).await;
+    exactly(&site, "", &[&CLUSTER, &MODELS, &WARMUPS]).await;
 }

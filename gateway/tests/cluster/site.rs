@@ -8,8 +8,7 @@ use k8s_openapi::api::{
 };
 use kube::{
     Api, Client,
-    api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams},
-    core::GroupVersionKind,
+    api::{PatchParams, PostParams},
 };
 use rouse_cluster::{ClusterUser, Link, Namespace, TestCluster, wait::WAIT_TIMEOUT};
 use rouse_controllers::election::{Election, KubeLeaseStore, Leadership};
@@ -19,7 +18,7 @@ use tokio::{
     time::{Duration, sleep, timeout},
 };
 
-use crate::support::{FIELD_MANAGER, repo_path};
+use crate::support::{FIELD_MANAGER, apply_object, repo_path};
 
 /// The name of the one Lease: the rights are for this name.
 pub(crate) const LEASE_NAME: &str = "rouse-controller";
@@ -103,19 +102,9 @@ impl<'a> GatewayNamespace<'a> {
     }
 
     async fn apply(&self, object: &Value, into: Option<&str>) {
-        let kind = object["kind"].as_str().unwrap();
-        let version = object["apiVersion"].as_str().unwrap();
-        let (group, version) = version.split_once('/').unwrap_or(("", version));
-        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-        let namespace = object["metadata"]["namespace"]
-            .as_str()
-            .or_else(|| into.filter(|_| !kind.starts_with("Cluster")));
-        let api: Api<DynamicObject> = match namespace {
-            Some(namespace) => Api::namespaced_with(self.admin.clone(), namespace, &resource),
-            None => Api::all_with(self.admin.clone(), &resource),
-        };
-        let name = object["metadata"]["name"].as_str().unwrap();
-        api.patch(name, &PatchParams::apply(FIELD_MANAGER), &Patch::Apply(object)).await.unwrap();
+        let cluster_wide = object["kind"].as_str().unwrap().starts_with("Cluster");
+        let namespace = object["metadata"]["namespace"].as_str().or_else(|| into.filter(|_| !cluster_wide));
+        apply_object(&self.admin, object, namespace, &PatchParams::apply(FIELD_MANAGER)).await.unwrap();
     }
 
     /// Waits until the rights hold. The authoriser watches roles and bindings separately, so this checks one right of

@@ -10,9 +10,9 @@ use http::{Request, Response};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, Client, ResourceExt as _,
-    api::{Patch, PatchParams, PostParams, WatchEvent, WatchParams},
+    api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
     client::Body,
-    core,
+    core::{self, GroupVersionKind},
     runtime::wait::{await_condition, conditions},
 };
 use rouse::{model::VariantName, units::Bytes};
@@ -77,6 +77,24 @@ pub(crate) async fn apply_definition(client: &Client, definition: &Value) -> Res
     let patch = Patch::Apply(definition);
     let request = core::Request::new(path).patch(name, &PatchParams::apply(FIELD_MANAGER), &patch).unwrap();
     client.send(request.map(Body::from)).await.unwrap()
+}
+
+/// Applies an object of any kind: in this namespace, or to the cluster.
+pub(crate) async fn apply_object(
+    client: &Client,
+    object: &Value,
+    namespace: Option<&str>,
+    parameters: &PatchParams,
+) -> kube::Result<DynamicObject> {
+    let [kind, version] = ["kind", "apiVersion"].map(|field| object[field].as_str().unwrap());
+    let (group, version) = version.split_once('/').unwrap_or(("", version));
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+    let api: Api<DynamicObject> = match namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    };
+    let name = object["metadata"]["name"].as_str().unwrap();
+    api.patch(name, parameters, &Patch::Apply(object)).await
 }
 
 /// Sends a request that the client library has no call for.

@@ -55,13 +55,13 @@ fn walk<'a>(path: &str, schema: &'a JSONSchemaProps, into: &mut Vec<Field<'a>>) 
 
 #[test]
 fn the_charts_definitions_are_those_of_the_types() {
-    let dir = root().join("charts/rouse/crds");
+    let dir = root().join("charts/rouse/definitions");
     let mut files = BTreeSet::new();
     for document in crd::documents().unwrap() {
         let file = dir.join(&document.file);
         assert!(
             file.exists() && read(&file) == document.text,
-            "{} is not what the types say: run `cargo run -p rouse-gateway -- crds --dir charts/rouse/crds`",
+            "{} is not what the types say: run `cargo run -p rouse-gateway -- crds --dir charts/rouse/definitions`",
             file.display()
         );
         files.insert(document.file);

@@ -3,6 +3,7 @@
 //! * `yaml`: a configuration; it must be valid.
 //! * `yaml object`: an object of one of our kinds. `crds.rs` checks its schema, and the cluster's tests apply it.
 //! * `sh kubectl`: the cluster's tests run it, as kubectl would, against a real API server.
+//! * `yaml values`: values of the chart; the cluster's tests have helm render it with them.
 //! * `json`: must be JSON.
 //! * `sh run`: this test runs it, block by block and page by page, against a gateway whose models have the names that
 //!   the documents use; the gateway's own addresses and paths replace the shown ones. `sh follow` runs for as long as
@@ -10,7 +11,7 @@
 //! * `sh launcher`: the stub's tests run it against a launcher.
 //! * `sh node`: the node's tests run it on a node with containerd.
 //! * `mermaid states`: must be the states of the code.
-//! * `sh` and `text`: only people read them.
+//! * `sh`, `sh helm` and `text`: only people read them.
 
 use std::{
     collections::BTreeSet,
@@ -101,8 +102,8 @@ fn every_block_has_a_known_tag_and_configurations_and_json_are_valid() {
             }
             "sh" => assert!(!text.contains("kubectl"), "{at}: what kubectl is told has the tag `sh kubectl`"),
             "json" => drop(serde_json::from_str::<serde_json::Value>(&text).expect(&at)),
-            "yaml object" | "sh run" | "sh follow" | "sh launcher" | "sh kubectl" | "sh node"
-            | "mermaid states" | "text" => {}
+            "yaml object" | "yaml values" | "sh run" | "sh follow" | "sh launcher" | "sh kubectl"
+            | "sh helm" | "sh node" | "mermaid states" | "text" => {}
             _ => panic!("{at}: '{tag}' is no known tag"),
         }
     }
@@ -136,13 +137,13 @@ fn commands_do_what_they_are_shown_for() {
 
 #[test]
 fn the_unit_for_systemd_starts_this_program_can_be_enabled_and_lets_engines_live() {
-    let unit = tagged("text").find(|block| block.text.starts_with("[Unit]\n")).unwrap().text;
+    let unit = read(&root().join("packaging/debian/rouse.service"));
     let (service, install) = unit.split_once("\n[Install]\n").expect("without it no unit can be enabled");
     assert_eq!(install, "WantedBy=multi-user.target\n");
     assert!(service.lines().any(|line| line == "KillMode=process"), "{service}");
     let start = service.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
     let mut words = start.split_whitespace();
-    assert_eq!(words.next(), Some("/usr/local/bin/rouse-gateway"));
+    assert_eq!(words.next(), Some("/usr/bin/rouse-gateway"));
     let config = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
     std::fs::write(&config, "unknown: 1\n").unwrap();
     let words = words.map(|word| word.replace("/etc/rouse/rouse.yaml", config.path().to_str().unwrap()));
@@ -342,16 +343,13 @@ fn every_page_is_in_the_list_of_pages_and_none_promises_what_is_not_there() {
         if page == "CHANGELOG.md" {
             continue;
         }
-        for gone in
-            ["`kubernetes` is not supported", "No gateway reads them", "the Helm chart", "28 KiB a stream"]
-        {
+        for gone in ["`kubernetes` is not supported", "No gateway reads them", "28 KiB a stream"] {
             assert!(!text.contains(gone), "{page} says '{gone}'");
         }
-        // The only one there is.
+        // Only what is there may be named.
         let other = |line: &&str| line.contains("dashboard") && !line.contains("charts/rouse/dashboards");
         assert_eq!(text.lines().find(other), None, "{page}");
     }
-    assert!(!root().join("charts/rouse/templates").exists(), "README.md says that there is no chart");
 }
 
 #[test]

@@ -1,0 +1,179 @@
+//! The chart, as helm renders it: an API server accepts every object, and a release's accounts have the rights of
+//! what is turned on and no others.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use k8s_openapi::api::authorization::v1::ResourceAttributes;
+use kube::{
+    Client,
+    api::{PatchParams, ValidationDirective},
+};
+use rouse_cluster::TestCluster;
+use serde_json::{Value, json};
+
+use crate::{
+    rights::{
+        self, CLUSTER, DUAL, MODELS, NODE_AGENT, OWN, Rights, SATURATION_CONFIG, SLOTS, WARM_LABELS, WARMUPS,
+    },
+    site::{is_allowed, resource_attributes, until_allowed},
+    support::{FIELD_MANAGER, apply_object, cluster, repo_path},
+};
+
+/// The kinds of the Prometheus operator, which the cluster does not serve.
+const NOT_SERVED: &str = "monitoring.coreos.com/";
+
+/// Returns the objects of a release `rouse` in this namespace. `more`: further arguments of helm.
+fn render(namespace: &str, more: &[&str]) -> Vec<Value> {
+    let helm = std::env::var_os("ROUSE_HELM")
+        .expect("ROUSE_HELM must be the path of helm: `make test-cluster` builds it and sets the variable");
+    let mut command = Command::new(helm);
+    command.args(["template", "rouse", "--namespace", namespace, "--kube-version", "1.34.0"]);
+    let output = command.args(more).arg(repo_path("charts/rouse")).output().unwrap();
+    assert!(output.status.success(), "{more:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let text = format!("\n{}", String::from_utf8(output.stdout).unwrap());
+    let documents = text.split("\n---\n").filter(|document| !document.trim().is_empty());
+    // Kubernetes reads `0440` as octal.
+    let options = serde_saphyr::options! { legacy_octal_numbers: true };
+    let read = |document: &str| -> Value {
+        serde_saphyr::from_str_with_options(document, options.clone())
+            .unwrap_or_else(|error| panic!("{more:?}: {error}\n{document}"))
+    };
+    documents.map(read).filter(|object| !object.is_null()).collect()
+}
+
+/// Returns files of values to install with: those of `charts/values`, and the examples of the page in this folder.
+fn values_files(scratch: &Path) -> Vec<PathBuf> {
+    let files = fs::read_dir(repo_path("charts/values")).unwrap().map(|entry| entry.unwrap().path());
+    let is_accepted = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        name.ends_with(".yaml") && !name.starts_with("refused-")
+    };
+    let page = fs::read_to_string(repo_path("docs/install.md")).unwrap();
+    let examples = page.split("\n```yaml values\n").skip(1).enumerate().map(|(number, rest)| {
+        let path = scratch.join(format!("docs-install-{number}.yaml"));
+        fs::write(&path, rest.split("```").next().unwrap()).unwrap();
+        path
+    });
+    let all: Vec<PathBuf> = files.filter(is_accepted).chain(examples).collect();
+    assert!(all.last().unwrap().starts_with(scratch), "the page has no example of values");
+    all
+}
+
+#[tokio::test]
+async fn an_api_server_accepts_every_object_that_helm_renders() {
+    let cluster = cluster().await;
+    let (own, models) =
+        (cluster.namespace("chart").await.unwrap(), cluster.namespace("chart-models").await.unwrap());
+    let client = cluster.client().await.unwrap();
+    let mut parameters = PatchParams::apply(FIELD_MANAGER).force();
+    parameters.field_validation = Some(ValidationDirective::Strict);
+    parameters.dry_run = true;
+    let (mut asked, mut kinds) = (BTreeSet::new(), BTreeSet::new());
+    let scratch = tempfile::tempdir().unwrap();
+    for file in values_files(scratch.path()) {
+        let file = file.to_str().unwrap();
+        for mut object in render(&own, &["--values", file]) {
+            let kind = object["kind"].as_str().unwrap().to_owned();
+            // The namespaces in the files do not exist here.
+            let namespace = object["metadata"]["namespace"]
+                .as_str()
+                .map(|namespace| if namespace == own.name() { own.name() } else { models.name() });
+            if let Some(namespace) = namespace {
+                object["metadata"]["namespace"] = json!(namespace);
+            }
+            let is_served = !object["apiVersion"].as_str().unwrap().starts_with(NOT_SERVED);
+            if is_served && asked.insert(object.to_string()) {
+                let name = &object["metadata"]["name"];
+                let answer = apply_object(&client, &object, namespace, &parameters).await;
+                assert!(answer.is_ok(), "{file}: {kind} {name}: {}", answer.unwrap_err());
+            }
+            kinds.insert(kind);
+        }
+    }
+    for kind in
+        ["CustomResourceDefinition", "DaemonSet", "Deployment", "HorizontalPodAutoscaler", "NetworkPolicy"]
+    {
+        assert!(kinds.contains(kind), "nothing is rendered of {kind}: {kinds:?}");
+    }
+}
+
+/// Installs the accounts and the rights of a release with these values, and returns the client of an account.
+///
+/// `account`: the end of the account's name. Tests share a cluster, so all names begin with the namespace's.
+async fn install(cluster: &TestCluster, own: &str, values: &Value, account: &str) -> Client {
+    let admin = cluster.client().await.unwrap();
+    let mut flags = vec![format!("nameOverride={}", json!(own))];
+    flags.extend(values.as_object().unwrap().iter().map(|(key, value)| format!("{key}={value}")));
+    let mut more = vec!["--show-only", "templates/rights.yaml"];
+    more.extend(flags.iter().flat_map(|flag| ["--set-json", flag.as_str()]));
+    let objects = render(own, &more);
+    for object in &objects {
+        let namespace = object["metadata"]["namespace"].as_str();
+        let parameters = PatchParams::apply(FIELD_MANAGER).force();
+        apply_object(&admin, object, namespace, &parameters).await.unwrap();
+    }
+    let name = format!("{own}-{account}");
+    let is_it = |object: &Value| object["kind"] == "ServiceAccount" && object["metadata"]["name"] == name;
+    assert!(objects.iter().any(is_it), "the release has no account {name}");
+    cluster.client_as(&cluster.service_account(own, &name).await.unwrap()).await.unwrap()
+}
+
+/// Waits until the client has these rights, and asserts that it has no others.
+async fn until_exactly(client: &Client, namespace: &str, expected: &[&[Rights]]) {
+    for (group, resource, verb) in expected.iter().flat_map(|rights| rights::of(rights)) {
+        until_allowed(client, resource_attributes(group, resource, verb, namespace)).await;
+    }
+    rights::exactly_as(client, namespace, expected).await;
+}
+
+/// The right to read the thresholds of saturation.
+fn thresholds(namespace: &str) -> ResourceAttributes {
+    let name = Some(SATURATION_CONFIG.to_owned());
+    ResourceAttributes { name, ..resource_attributes("", "configmaps", "get", namespace) }
+}
+
+#[tokio::test]
+async fn a_release_with_every_part_turned_off_has_the_rights_of_models_and_no_others() {
+    let cluster = cluster().await;
+    let elsewhere = cluster.namespace("elsewhere").await.unwrap();
+    let own = cluster.namespace("chart-off").await.unwrap();
+    let client = install(cluster, &own, &json!({}), "gateway").await;
+    until_exactly(&client, &own, &[&CLUSTER, &OWN, &MODELS]).await;
+    until_exactly(&client, &elsewhere, &[&CLUSTER]).await;
+    assert!(!is_allowed(&client, thresholds(&own)).await);
+
+    let own = cluster.namespace("chart-off").await.unwrap();
+    let client = install(cluster, &own, &json!({"models": {"namespaces": ["*"]}}), "gateway").await;
+    until_exactly(&client, &own, &[&CLUSTER, &OWN, &MODELS]).await;
+    until_exactly(&client, &elsewhere, &[&CLUSTER, &MODELS]).await;
+}
+
+#[tokio::test]
+async fn a_release_with_every_part_turned_on_has_the_rights_of_each_part_and_no_others() {
+    let cluster = cluster().await;
+    let elsewhere = cluster.namespace("elsewhere").await.unwrap();
+    let own = cluster.namespace("chart-on").await.unwrap();
+    let on = json!({"enabled": true});
+    let mut values = json!({"saturation": on, "warmup": on, "slots": on, "dualPods": on});
+    let client = install(cluster, &own, &values, "gateway").await;
+    let all: [&[Rights]; 7] = [&CLUSTER, &OWN, &MODELS, &WARMUPS, &WARM_LABELS, &SLOTS, &DUAL];
+    until_exactly(&client, &own, &all).await;
+    until_exactly(&client, &elsewhere, &[&CLUSTER, &WARM_LABELS, &SLOTS]).await;
+    until_allowed(&client, thresholds(&own)).await;
+    let agent = install(cluster, &own, &values, "node").await;
+    for namespace in [own.name(), elsewhere.name()] {
+        until_exactly(&agent, namespace, &[&NODE_AGENT]).await;
+    }
+
+    let own = cluster.namespace("chart-on").await.unwrap();
+    values["models"] = json!({"namespaces": ["*"]});
+    let client = install(cluster, &own, &values, "gateway").await;
+    until_exactly(&client, &own, &all).await;
+    let everywhere: [&[Rights]; 6] = [&CLUSTER, &MODELS, &WARMUPS, &WARM_LABELS, &SLOTS, &DUAL];
+    until_exactly(&client, &elsewhere, &everywhere).await;
+}
