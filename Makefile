@@ -64,7 +64,7 @@ test: ## Tests of the crates and of the lease in every interleaving; minutes, ne
 
 .PHONY: test-all
 test-all: ## Everything: test, what valgrind counts, chart and package, the images, the cluster, the node, then what needs Python
-	@$(GATE) "make test-all" 1385 \
+	@$(GATE) "make test-all" 1425 \
 	    $(MAKE) test test-bench test-chart test-images test-cluster test-node test-admin test-engines test-clients
 
 # What goes through a stub as well, and what of it cannot.
@@ -158,12 +158,13 @@ tools: $(DENY) $(HELM) $(VENV)/.complete $(ADMIN_VENV)/.complete $(CLIENTS_VENV)
 
 # Its tests share one node, so they are threads of one process, which has a limit.
 .PHONY: test-node
-test-node: programs ## A real kubelet and containerd with our images, which takes root (ARGS="NAME")
+test-node: programs $(HELM) ## A real kubelet and containerd with our images, which takes root (ARGS="NAME")
 	@$(PART) "Kubernetes for the node" 5 $(MAKE) cluster
 	@$(PART) "building the node's tests" 60 cargo test --workspace --locked --no-run --test node
-	@$(PART) "the node's images" 20 images/build "$(TARGET)/debug" "$(TARGET)/debug/images" rouse-stub engine-sim rouse-pause
-	@$(PART) "the node: kubelet, containerd and kube-scheduler, Pods in containers" 180 \
-	    timeout --kill-after 10 900 cargo test --workspace --locked --test node -- $(ARGS)
+	@$(PART) "the node's images" 25 images/build "$(TARGET)/debug" "$(TARGET)/debug/images" \
+	    rouse-gateway rouse-stub engine-sim rouse-pause
+	@$(PART) "the node: kubelet, containerd and kube-scheduler, Pods in containers" 215 \
+	    env ROUSE_HELM="$(HELM)" timeout --kill-after 10 900 cargo test --workspace --locked --test node -- $(ARGS)
 
 .PHONY: slot-switches
 slot-switches: programs ## How long a switch between models on slots takes, with optimised programs on a real kubelet, held to what is promised
@@ -225,15 +226,20 @@ soak-cluster: $(NEXTEST) $(HELM)
 
 # ---- images
 
+# sboms FOLDER: the list of what is in each program, beside it.
+sboms = for program in rouse-gateway rouse-stub; do packaging/sbom $$program --output "$(1)/$$program.cdx.json"; done
+
 # OCI archives of both programs, made of what is built here: no registry is asked for anything.
 .PHONY: images
 images: ## OCI archives of gateway and stub in target/images (needs buildah, or a running docker)
 	cargo build --release --locked -p rouse-gateway -p rouse-stub
+	$(call sboms,$(TARGET)/release)
 	images/build "$(TARGET)/release" "$(TARGET)/images"
 
 # The programs as the other tests have built them: what is tested is the image, and a release build takes ten minutes.
 .PHONY: test-images
 test-images: programs ## The images, run with their own files only, read-only and as nobody's root
+	@$(call sboms,$(TARGET)/debug)
 	@$(PART) "images: built from this tree's programs" 60 images/build "$(TARGET)/debug" "$(TARGET)/debug/images"
 	@$(PART) "images: run" 60 images/test "$(TARGET)/debug/images"
 
@@ -247,7 +253,8 @@ chart: $(HELM) ## Lint and render the chart with each file of charts/values (ARG
 package: ## A Debian package of the gateway in target/packages (a release build takes a quarter of an hour)
 	cargo build --release --locked -p rouse-gateway
 	rm -f "$(TARGET)"/packages/rouse-gateway_*.deb
-	packaging/debian/build "$(TARGET)/release/rouse-gateway" "$(TARGET)/packages"
+	packaging/sbom rouse-gateway --output "$(TARGET)/release/rouse-gateway.cdx.json"
+	packaging/debian/build "$(TARGET)/release/rouse-gateway" "$(TARGET)/packages" "$(TARGET)/release/rouse-gateway.cdx.json"
 	packaging/debian/check "$(TARGET)"/packages/rouse-gateway_*.deb
 
 # The package has the optimised program that `test-bench` has built, packed without much compression.
@@ -255,9 +262,11 @@ package: ## A Debian package of the gateway in target/packages (a release build 
 test-chart: $(HELM) ## The chart linted and rendered, a Debian package built and checked; neither is installed
 	@$(PART) "the optimised programs" 240 $(MAKE) build-counted
 	@$(PART) "the chart: rendered with every set of values" 12 env HELM="$(HELM)" charts/check
+	@$(call sboms,$(OPTIMISED))
+	@$(PART) "the SBOMs: checked" 6 packaging/check-sbom "$(OPTIMISED)"/rouse-*.cdx.json
 	@rm -rf "$(OPTIMISED)/packages"
 	@$(PART) "the package: built" 6 env DPKG_DEB_COMPRESSOR_LEVEL=0 \
-	    packaging/debian/build "$(OPTIMISED)/rouse-gateway" "$(OPTIMISED)/packages"
+	    packaging/debian/build "$(OPTIMISED)/rouse-gateway" "$(OPTIMISED)/packages" "$(OPTIMISED)/rouse-gateway.cdx.json"
 	@$(PART) "the package: checked" 4 packaging/debian/check "$(OPTIMISED)"/packages/rouse-gateway_*.deb
 
 # ---- measure

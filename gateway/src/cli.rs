@@ -1,6 +1,7 @@
 //! The command line: serve, or query a running gateway.
 
 mod client;
+mod completions;
 mod crds;
 mod key;
 mod local_machine;
@@ -156,6 +157,13 @@ enum CliCommand {
         #[arg(long)]
         fma: bool,
     },
+    /// Print a script that completes this command line in a shell.
+    ///
+    /// The package for Debian has installed those for bash, fish and zsh.
+    Completions {
+        /// Shell that reads the script.
+        shell: clap_complete::Shell,
+    },
     /// Run the agent of one node: offer the slots of its devices to its kubelet.
     ///
     /// A DaemonSet runs it, with an account of its own. It needs no configuration file, and serves /healthz, /readyz and
@@ -202,6 +210,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Some(CliCommand::Simulate(args)) => simulate::run(&args, &mut std::io::stdout().lock()),
         Some(CliCommand::Key { name, stdin }) => key::run(&name, stdin),
         Some(CliCommand::Crds { dir, fma }) => crds::run(dir.as_deref(), fma),
+        Some(CliCommand::Completions { shell }) => completions::run(shell, &mut std::io::stdout().lock()),
         Some(other) => run_admin_command(other),
     };
     result.unwrap_or_else(|error| {
@@ -260,7 +269,8 @@ fn run_admin_command(command: CliCommand) -> anyhow::Result<ExitCode> {
             | CliCommand::Replay { .. }
             | CliCommand::Simulate(_)
             | CliCommand::Key { .. }
-            | CliCommand::Crds { .. } => Ok(ExitCode::SUCCESS),
+            | CliCommand::Crds { .. }
+            | CliCommand::Completions { .. } => Ok(ExitCode::SUCCESS),
         }
     })
 }

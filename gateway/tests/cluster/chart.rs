@@ -46,22 +46,26 @@ fn render(namespace: &str, more: &[&str]) -> Vec<Value> {
     documents.map(read).filter(|object| !object.is_null()).collect()
 }
 
-/// Returns files of values to install with: those of `charts/values`, and the examples of the page in this folder.
+/// Returns files of values to install with: those of `charts/values`, and the pages' examples, in this folder.
 fn values_files(scratch: &Path) -> Vec<PathBuf> {
     let files = fs::read_dir(repo_path("charts/values")).unwrap().map(|entry| entry.unwrap().path());
     let is_accepted = |path: &PathBuf| {
         let name = path.file_name().unwrap().to_str().unwrap();
         name.ends_with(".yaml") && !name.starts_with("refused-")
     };
-    let page = fs::read_to_string(repo_path("docs/install.md")).unwrap();
-    let examples = page.split("\n```yaml values\n").skip(1).enumerate().map(|(number, rest)| {
-        let path = scratch.join(format!("docs-install-{number}.yaml"));
-        fs::write(&path, rest.split("```").next().unwrap()).unwrap();
-        path
+    let pages = ["quickstart-cluster", "quickstart-dual-pods", "install"];
+    let examples = pages.into_iter().flat_map(|page| {
+        let text = fs::read_to_string(repo_path(&format!("docs/{page}.md"))).unwrap();
+        let blocks: Vec<String> = text.split("\n```yaml values\n").skip(1).map(str::to_owned).collect();
+        assert!(!blocks.is_empty(), "{page} has no example of values");
+        let example = |(number, rest): (usize, String)| {
+            let path = scratch.join(format!("docs-{page}-{number}.yaml"));
+            fs::write(&path, rest.split("```").next().unwrap()).unwrap();
+            path
+        };
+        blocks.into_iter().enumerate().map(example).collect::<Vec<_>>()
     });
-    let all: Vec<PathBuf> = files.filter(is_accepted).chain(examples).collect();
-    assert!(all.last().unwrap().starts_with(scratch), "the page has no example of values");
-    all
+    files.filter(is_accepted).chain(examples).collect()
 }
 
 #[tokio::test]

@@ -23,6 +23,7 @@ use serde_json::{Value, json};
 use crate::{
     client::TestClient,
     installation::{blocking, reason},
+    launched::define_fma_kinds,
     support::{FIELD_MANAGER, apply_object, cluster, repo_path},
 };
 
@@ -299,7 +300,11 @@ async fn the_pages_lead_to_gateways_that_serve_a_model_and_to_objects_that_an_ap
 
     reader.does("docs/saturation.md").await;
     reader.does("docs/warmup.md").await;
+    // Objects of the public project's kinds are on that page.
+    Box::pin(define_fma_kinds()).await;
     reader.does("docs/dual-pods.md").await;
+    reader.does("docs/quickstart-cluster.md").await;
+    reader.does("docs/quickstart-dual-pods.md").await;
     reader.does("docs/slots.md").await;
     // The manifest must contain the text that the page replaces.
     assert!(reader.accounts.contains("rouse-fma-controllers"), "{:?}", reader.accounts);

@@ -171,6 +171,57 @@ async fn a_wrong_command_line_is_exit_code_64_and_help_is_none() {
     assert!(!text(&help.stdout).contains("demo-engine"), "it is hidden");
 }
 
+/// Returns the subcommands that the help lists, without `help` itself.
+async fn subcommands() -> Vec<String> {
+    let help = text(&rouse(&["--help"]).await.stdout);
+    let (_, listed) = help.split_once("\nCommands:\n").expect("the help lists commands");
+    let lines = listed.lines().take_while(|line| !line.is_empty());
+    let names = lines.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    let names = names.filter_map(|line| line.split_whitespace().next()).map(str::to_owned);
+    names.filter(|name| name != "help").collect()
+}
+
+#[tokio::test]
+async fn each_shells_script_completes_every_subcommand_and_no_hidden_one() {
+    let names = subcommands().await;
+    assert!(
+        ["demo", "ps", "completions"].iter().all(|one| names.iter().any(|name| name == one)),
+        "{names:?}"
+    );
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = rouse(&["completions", shell]).await;
+        assert_eq!(output.status.code(), Some(0), "{shell}: {}", text(&output.stderr));
+        let script = text(&output.stdout);
+        // A name counts only where it is a whole word: `ps` is in many others.
+        let words: Vec<&str> =
+            script.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-' || c == '_')).collect();
+        for name in &names {
+            assert!(words.contains(&name.as_str()), "{shell} does not complete {name}");
+        }
+        assert!(script.contains("journal"), "{shell} does not complete the flags of a start");
+        assert!(!script.contains("demo-engine"), "{shell} completes what is hidden");
+    }
+    assert_eq!(rouse(&["completions", "tcsh"]).await.status.code(), Some(64));
+}
+
+#[tokio::test]
+async fn bash_reads_its_script_and_completes_by_it() {
+    let script = rouse(&["completions", "bash"]).await.stdout;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), &script).unwrap();
+    let path = file.path().display();
+    // What bash does for `rouse-gateway comp<Tab>`: it calls the function that the script has registered.
+    let tab = format!(
+        "set -e; bash -n {path}; source {path}; set -- $(complete -p rouse-gateway); \
+         while [ \"$1\" != -F ]; do shift; done; COMP_WORDS=(rouse-gateway comp); COMP_CWORD=1; \
+         \"$2\" rouse-gateway comp rouse-gateway; echo \"${{COMPREPLY[*]}}\""
+    );
+    let shell = Command::new("bash").args(["--norc", "-c", &tab]).kill_on_drop(true).output();
+    let output = shell.await.unwrap();
+    let said = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(said, ("completions\n".to_owned(), String::new()));
+}
+
 #[tokio::test]
 async fn without_a_configuration_nothing_is_served_and_the_help_says_what_to_do_next() {
     for args in [&[][..], &["--api", "127.0.0.1:0"]] {

@@ -299,7 +299,14 @@ fn kind(schema: &JSONSchemaProps) -> String {
 
 #[test]
 fn objects_that_the_page_shows_are_good_ones() {
-    let pages = ["docs/kubernetes.md", "docs/saturation.md", "docs/slots.md", "docs/warmup.md"];
+    let pages = [
+        "docs/kubernetes.md",
+        "docs/quickstart-cluster.md",
+        "docs/quickstart-dual-pods.md",
+        "docs/saturation.md",
+        "docs/slots.md",
+        "docs/warmup.md",
+    ];
     let pages = pages.map(|page| read(&root().join(page)));
     let mut seen = BTreeSet::new();
     for page in pages {

@@ -8,10 +8,12 @@
 //! * `sh run`: this test runs it, block by block and page by page, against a gateway whose models have the names that
 //!   the documents use; the gateway's own addresses and paths replace the shown ones. `sh follow` runs for as long as
 //!   it takes. The output of both must contain what `SHOWN` expects.
+//! * `sh quickstart`: `quickstarts.rs` runs it against a gateway with the page's configuration.
 //! * `sh launcher`: the stub's tests run it against a launcher.
 //! * `sh node`: the node's tests run it on a node with containerd.
+//! * `sh helm`: the node's tests run those of `install.md`, and the first of `upgrading.md`, with helm.
 //! * `mermaid states`: must be the states of the code.
-//! * `sh`, `sh helm` and `text`: only people read them.
+//! * `sh`, `mermaid` and `text`: only people read them.
 
 use std::{
     collections::BTreeSet,
@@ -102,8 +104,8 @@ fn every_block_has_a_known_tag_and_configurations_and_json_are_valid() {
             }
             "sh" => assert!(!text.contains("kubectl"), "{at}: what kubectl is told has the tag `sh kubectl`"),
             "json" => drop(serde_json::from_str::<serde_json::Value>(&text).expect(&at)),
-            "yaml object" | "yaml values" | "sh run" | "sh follow" | "sh launcher" | "sh kubectl"
-            | "sh helm" | "sh node" | "mermaid states" | "text" => {}
+            "yaml object" | "yaml values" | "sh run" | "sh follow" | "sh quickstart" | "sh launcher"
+            | "sh kubectl" | "sh helm" | "sh node" | "mermaid states" | "mermaid" | "text" => {}
             _ => panic!("{at}: '{tag}' is no known tag"),
         }
     }
@@ -381,6 +383,35 @@ fn operations_speak_of_metrics_keys_and_codes_that_exist() {
         for code in cell.split('`').skip(1).step_by(2) {
             assert!(codes.contains(&format!("\"{code}\"")), "there is no code {code}");
         }
+    }
+}
+
+/// A reader searches the page for the text of a message.
+#[test]
+fn messages_on_the_page_about_trouble_are_those_of_the_code() {
+    let mut sources = String::new();
+    let mut folders: Vec<PathBuf> =
+        ["src", "config/src", "net/src", "platform/src", "controllers/src", "gateway/src"]
+            .map(|folder| root().join(folder))
+            .into();
+    while let Some(folder) = folders.pop() {
+        for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                // A long message goes on in the next line.
+                sources.extend(read(&path).split("\\\n").map(str::trim_start));
+            }
+        }
+    }
+    let page = read(&root().join("docs/troubleshooting.md"));
+    let cells =
+        page.lines().filter(|line| line.starts_with("| ")).map(|line| line.split('|').nth(1).unwrap());
+    let messages = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).flat_map(|text| text.split('…'));
+    let messages: Vec<&str> = messages.map(str::trim).filter(|part| !part.is_empty()).collect();
+    assert!(messages.len() > 30, "{messages:?}");
+    for message in messages {
+        assert!(sources.contains(message), "nothing says '{message}'");
     }
 }
 

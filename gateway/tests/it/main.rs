@@ -23,6 +23,7 @@ mod live;
 mod load_scripts;
 mod operators;
 mod passthrough;
+mod quickstarts;
 mod refusals;
 mod replicas;
 mod restart;

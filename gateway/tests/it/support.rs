@@ -206,7 +206,7 @@ impl GatewayProcess {
         Self::spawn_as(dir, flags, |_| {})
     }
 
-    fn spawn_as(dir: &Path, flags: &[String], change: impl FnOnce(&mut Command)) -> Self {
+    pub(crate) fn spawn_as(dir: &Path, flags: &[String], change: impl FnOnce(&mut Command)) -> Self {
         let log =
             std::fs::OpenOptions::new().create(true).append(true).open(dir.join("gateway.log")).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"));

@@ -1,4 +1,4 @@
-//! The pages' commands for a node, run on a node as written. Only the archives' folder is another one.
+//! Blocks of the pages, and their commands for a node, run on a node as written. Only the archives' folder is another.
 
 use std::{fs, path::Path};
 
@@ -25,11 +25,18 @@ podman() {
 }
 "#;
 
+/// Returns the blocks of this page with this tag, in order.
+pub(crate) fn blocks(page: &str, tag: &str) -> Vec<String> {
+    let text = fs::read_to_string(repo_path(page)).unwrap();
+    let begin = format!("\n```{tag}\n");
+    let block = |rest: &str| rest.split_once("\n```").unwrap().0.to_owned();
+    text.split(begin.as_str()).skip(1).map(block).collect()
+}
+
 /// Imports the stub's image by each command of the page in turn. The Pods of all tests then run what the last one left.
 pub(crate) async fn import_stub(node: &KubeletNode, archives: &Path) {
     let page = fs::read_to_string(repo_path("docs/kubernetes.md")).unwrap();
-    let (_, block) = page.split_once("\n```sh node\n").expect("docs/kubernetes.md has a block `sh node`");
-    let (block, _) = block.split_once("\n```").unwrap();
+    let block = blocks("docs/kubernetes.md", "sh node").remove(0);
     let image = image("rouse-stub");
     assert!(
         page.contains(&format!("`{image}`")),

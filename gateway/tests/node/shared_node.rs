@@ -8,7 +8,7 @@ use std::{
 
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Node as NodeObject, core::v1::Pod};
 use kube::{
-    Api, ResourceExt as _,
+    Api, Client, ResourceExt as _,
     api::{ListParams, Patch, PatchParams},
 };
 use rouse_cluster::{KubeletNode, TestCluster, node::image, wait};
@@ -51,7 +51,8 @@ pub(crate) async fn start<'a>(cluster: &'a TestCluster, dual: &str) -> NodeInsta
     let program = env!("CARGO_BIN_EXE_rouse-gateway").into();
     let world = Box::pin(start_node(cluster, "node", ACCELERATORS, program, &archives())).await;
     let namespace = world.name().to_owned();
-    label_node(&world, &json!({"nvidia.com/gpu.memory": "81920"})).await;
+    let memory = json!({"nvidia.com/gpu.memory": "81920"});
+    label_node(&world.site.admin, &world.runner, &memory).await;
     let selector = json!({"inference-pool": namespace});
     let pool = json!({"nodeSelector": selector, "sleepingMemory": "8Gi", "hostSleepMemory": "256Gi"});
     world.pool(&namespace, pool).await;
@@ -79,7 +80,7 @@ pub(crate) async fn start_node<'a>(
     let dir = tempfile::tempdir().unwrap();
     let (stub_image, watched) = (image("rouse-stub"), namespace.clone());
     let world = Installation { site, runner: node, dir, program, stub_image, watched };
-    label_node(&world, &json!({"inference-pool": namespace})).await;
+    label_node(&world.site.admin, &world.runner, &json!({"inference-pool": namespace})).await;
     world
 }
 
@@ -89,10 +90,34 @@ pub(crate) fn archives() -> PathBuf {
 }
 
 /// Adds labels to the node.
-async fn label_node(world: &Installation<'_, KubeletNode>, labels: &Value) {
-    let nodes: Api<NodeObject> = Api::all(world.site.admin.clone());
+pub(crate) async fn label_node(admin: &Client, node: &KubeletNode, labels: &Value) {
+    let nodes: Api<NodeObject> = Api::all(admin.clone());
     let patch = Patch::Merge(json!({"metadata": {"labels": labels}}));
-    nodes.patch(world.runner.name(), &PatchParams::default(), &patch).await.unwrap();
+    nodes.patch(node.name(), &PatchParams::default(), &patch).await.unwrap();
+}
+
+/// Returns the spec of a model over engine-sim in a container, on nodes with this value of the label `inference-pool`.
+/// `flags` are the engine's.
+pub(crate) fn engine_sim_spec(name: &str, pool: &str, flags: &str) -> Value {
+    let mut args = vec!["--host=$(POD_IP)".to_owned(), "--port=8000".to_owned(), format!("--model={name}")];
+    args.extend("--start-time 100ms --ttft 5ms --itl 5ms".split(' ').map(str::to_owned));
+    args.extend(flags.split_whitespace().map(str::to_owned));
+    json!({
+        "modelName": name,
+        "memory": "40Gi",
+        "nodeSelector": {"inference-pool": pool},
+        "engine": {"kind": "vllm"},
+        "template": {"spec": {
+            "terminationGracePeriodSeconds": 20,
+            "containers": [{
+                "name": "engine",
+                "image": image("engine-sim"),
+                "args": args,
+                "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+                "resources": {"limits": {"nvidia.com/gpu": "1"}},
+            }],
+        }},
+    })
 }
 
 impl NodeInstallation<'_> {
@@ -103,26 +128,7 @@ impl NodeInstallation<'_> {
         flags: &str,
         more: impl FnOnce(&mut Value),
     ) -> InferenceModel {
-        let mut args =
-            vec!["--host=$(POD_IP)".to_owned(), "--port=8000".to_owned(), format!("--model={name}")];
-        args.extend("--start-time 100ms --ttft 5ms --itl 5ms".split(' ').map(str::to_owned));
-        args.extend(flags.split_whitespace().map(str::to_owned));
-        let mut spec = json!({
-            "modelName": name,
-            "memory": "40Gi",
-            "nodeSelector": {"inference-pool": self.installation.name()},
-            "engine": {"kind": "vllm"},
-            "template": {"spec": {
-                "terminationGracePeriodSeconds": 20,
-                "containers": [{
-                    "name": "engine",
-                    "image": image("engine-sim"),
-                    "args": args,
-                    "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
-                    "resources": {"limits": {"nvidia.com/gpu": "1"}},
-                }],
-            }},
-        });
+        let mut spec = engine_sim_spec(name, self.installation.name(), flags);
         more(&mut spec);
         self.installation.apply(name, &spec).await.unwrap();
         self.installation.until(name, "accepted", |model| reason(model, "Accepted") == "Accepted").await
