@@ -52,6 +52,7 @@ use rouse::{
     model::ModelName,
     units::Millis,
 };
+use rouse_net::timer::sleep_until_some;
 use rouse_platform::DriverClient;
 use serde_json::{Value, json};
 use tokio::{
@@ -261,15 +262,9 @@ pub(crate) async fn watch_peers<D: DriverClient>(
         PeerWatcher { own, handle, peers: BTreeMap::new(), peer_names: None, alone: false, latest };
     loop {
         let oldest = listener.peers.values().map(|peer| peer.expires_at).min();
-        let silent = async {
-            match oldest {
-                Some(at) => time::sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             TermDelta { delta, .. } = seen.recv() => listener.apply(delta),
-            () = silent => listener.forget(|_, peer| peer.expires_at <= Instant::now()),
+            () = sleep_until_some(oldest) => listener.forget(|_, peer| peer.expires_at <= Instant::now()),
         }
         listener.report_peers();
     }

@@ -3,7 +3,7 @@
 //! A label value has at most 63 characters and no `/`, and a model name may break both limits. So the label is a hash,
 //! for selectors, and an annotation holds the name, for people.
 
-use std::fmt::Write as _;
+use std::{collections::BTreeMap, fmt::Write as _};
 
 use aws_lc_rs::digest;
 use rouse::warmup::WarmSet;
@@ -30,6 +30,12 @@ pub fn value(name: &str) -> String {
         write!(text, "{byte:02x}").unwrap_or_default();
         text
     })
+}
+
+/// Whether the labels have all pairs of the selector. An empty selector selects everything.
+#[must_use]
+pub(crate) fn has_all(labels: &BTreeMap<String, String>, selector: &BTreeMap<String, String>) -> bool {
+    selector.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
 
 /// Returns the key of the label that the warm nodes of this set have.

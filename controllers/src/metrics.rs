@@ -4,6 +4,8 @@ mod dual_pods;
 mod meter_reads;
 mod saturation;
 mod slots;
+#[cfg(test)]
+pub(crate) mod testing;
 mod warmup;
 
 pub use self::{
@@ -32,17 +34,22 @@ pub struct ControllerMetrics {
 impl ControllerMetrics {
     #[must_use]
     pub fn new(registry: &Registry) -> Self {
-        let writes = Opts::new(
-            "rouse_kubernetes_writes_total",
-            "Writes to the Kubernetes API, by object kind and outcome",
-        );
         Self {
             dual_pods: DualPodMetrics::new(registry),
             meter_reads: MeterReadMetrics::new(registry),
             saturation: SaturationMetrics::new(registry),
             slots: DeviceSlotMetrics::new(registry),
             warmup: WarmupMetrics::new(registry),
-            writes: register(registry, expect_valid(IntCounterVec::new(writes, &["kind", "outcome"]))),
+            writes: write_counters(registry),
         }
     }
+}
+
+/// Registers the counters of writes to the Kubernetes API, by object kind and outcome.
+pub(crate) fn write_counters(registry: &Registry) -> IntCounterVec {
+    let writes = Opts::new(
+        "rouse_kubernetes_writes_total",
+        "Writes to the Kubernetes API, by object kind and outcome",
+    );
+    register(registry, expect_valid(IntCounterVec::new(writes, &["kind", "outcome"])))
 }

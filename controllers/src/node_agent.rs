@@ -41,9 +41,16 @@ use rouse_platform::ReadinessCheck;
 use tokio::{sync::Mutex, task::JoinSet};
 
 use self::{
-    accelerator_list::AcceleratorLister, accelerators::AcceleratorInventory, agent_metrics::AgentMetrics,
-    agent_view::AgentState, allocator::Allocator, device_events::DeviceEventRecorder,
-    discovery::DeviceDiscovery, instance_api::InstanceApi, instances::InstanceKeeper, plugins::Plugins,
+    accelerator_list::AcceleratorLister,
+    accelerators::AcceleratorInventory,
+    agent_metrics::AgentMetrics,
+    agent_view::{AgentState, AgentView},
+    allocator::Allocator,
+    device_events::DeviceEventRecorder,
+    discovery::DeviceDiscovery,
+    instance_api::InstanceApi,
+    instances::InstanceReconciler,
+    plugins::Plugins,
     reclaim::Reclaimers,
 };
 use crate::watch::InitialLists;
@@ -116,7 +123,7 @@ impl NodeAgentRuntime {
         let mut tasks = JoinSet::new();
         tasks.spawn(watches::run(Arc::clone(&state), client.clone(), initial_lists.clone()));
         tasks.spawn(DeviceDiscovery::new(Arc::clone(&state), accelerators).run());
-        tasks.spawn(InstanceKeeper::new(Arc::clone(&state), api, clock).run());
+        tasks.spawn(InstanceReconciler::new(Arc::clone(&state), api, clock).run());
         tasks.spawn(lister.run());
         tasks.spawn(DeviceEventRecorder::new(Arc::clone(&state), client).run());
         tasks.spawn(reclaim::run(Arc::clone(&allocator), source));
@@ -131,11 +138,8 @@ impl NodeAgentRuntime {
         let (state, lists) = (Arc::clone(&self.state), self.initial_lists.clone());
         let registrations = self.plugins.registrations();
         Arc::new(move || {
-            let pending = lists.to_string();
-            let is_listed = state
-                .read(|view| view.configurations_listed && view.instances_listed && view.own_node.is_some());
-            if !is_listed {
-                return Some(format!("waiting for lists from the API server: {pending}"));
+            if !state.read(AgentView::is_complete) {
+                return Some(format!("waiting for lists from the API server: {lists}"));
             }
             let missing = registrations.missing(state.read(|view| view.plugins(&state.me)));
             (!missing.is_empty())

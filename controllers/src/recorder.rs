@@ -20,9 +20,10 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 use kube::{Api, Client};
+use rouse_net::timer::sleep_until_some;
 use tokio::{
     sync::mpsc,
-    time::{self, Duration, Instant},
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -125,19 +126,13 @@ impl EventRecorder {
         let mut pacer = EventPacer::new(next);
         loop {
             let due = self.aggregator.due.first().map(|(at, _)| next.max(*at));
-            let sleep = async {
-                match due {
-                    Some(at) => time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 biased;
                 request = self.requests.recv() => match request {
                     Some(notice) => self.aggregator.note(notice, Instant::now(), Timestamp::now()),
                     None => return,
                 },
-                () = sleep => {
+                () = sleep_until_some(due) => {
                     if let Some((key, event)) = self.aggregator.next(Instant::now(), &self.instance) {
                         let written = self.write(event).await;
                         let now = Instant::now();

@@ -11,6 +11,7 @@ mod outage;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Debug,
+    slice,
     sync::Arc,
 };
 
@@ -75,6 +76,28 @@ impl<K> Clone for WatchedObject<K> {
                 Self::Unreadable { metadata: metadata.clone(), error: error.clone() }
             }
         }
+    }
+}
+
+impl<K: Resource> Delta<K> {
+    /// Returns which known objects of a kind without namespaces are gone, and the objects that were observed.
+    pub(crate) fn diff<'a, N>(&self, known: impl Iterator<Item = &'a N>) -> (Vec<N>, &[WatchedObject<K>])
+    where
+        N: Ord + Clone + From<String> + 'a,
+    {
+        match self {
+            Self::All { objects, .. } => {
+                let listed: BTreeSet<N> = objects.iter().map(|found| N::from(found.name().name)).collect();
+                (known.filter(|name| !listed.contains(*name)).cloned().collect(), objects.as_slice())
+            }
+            Self::Applied(found) => (Vec::new(), slice::from_ref(found)),
+            Self::Deleted(name) => (vec![N::from(name.name.clone())], &[]),
+        }
+    }
+
+    /// Whether this is the list of all objects.
+    pub(crate) const fn is_list(&self) -> bool {
+        matches!(self, Self::All { .. })
     }
 }
 

@@ -396,11 +396,7 @@ impl ObjectWriter {
             Ok(outcome) => outcome.map_err(classify),
             Err(_) => Err(Error::Timeout),
         };
-        let label = match &outcome {
-            Ok(_) => "done",
-            Err(error) => error.label(),
-        };
-        self.writes.with_label_values(&[K::kind(&()).as_ref(), label]).inc();
+        self.writes.with_label_values(&[K::kind(&()).as_ref(), outcome_label(&outcome)]).inc();
         outcome
     }
 }
@@ -411,10 +407,13 @@ impl Drop for InFlightWrite<'_> {
     }
 }
 
+/// Returns the label of a write's outcome in metrics.
+pub(crate) fn outcome_label<T>(outcome: &Result<T, Error>) -> &'static str {
+    outcome.as_ref().map_or_else(Error::label, |_| "done")
+}
+
 impl Error {
-    /// Returns the outcome's label in metrics.
-    #[must_use]
-    pub const fn label(&self) -> &'static str {
+    const fn label(&self) -> &'static str {
         match self {
             Self::NotLeading => "not_leading",
             Self::Conflict => "conflict",

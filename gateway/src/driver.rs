@@ -18,6 +18,7 @@ use rouse::{
 };
 use tokio::sync::{mpsc, oneshot};
 
+use rouse_net::timer::sleep_until_some;
 use rouse_platform::Platform;
 
 mod gates;
@@ -105,12 +106,7 @@ impl Driver {
     /// Waits for an event, then takes all that are pending.
     async fn receive(&mut self, batch: &mut Vec<Event>) {
         let due = self.fleet.next_deadline().map(|at| self.shared.clock.instant_at(at));
-        let sleep = async {
-            match due {
-                Some(at) => tokio::time::sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
+        let sleep = sleep_until_some(due);
         tokio::pin!(sleep);
         let mut happened = !batch.is_empty();
         // The last turn processed the events ahead of this order. The events that its execution caused are newer.

@@ -11,9 +11,8 @@
 //!   registers, because the kubelet calls back before it answers. A restarted kubelet deletes every socket in its
 //!   folder and forgets every plugin, so the server watches for the kubelet's new socket (`socket_watch`), listens on a
 //!   new socket of its own, and registers again.
-//! * [`KubeletUsage`] lists the devices that containers use ([`SlotUsageSource`]): the kubelet's own list
-//!   ([`PodResourcesClient`]), or the annotations of containers ([`ContainerRuntimeClient`]) on a node whose kubelet
-//!   has no such list.
+//! * [`KubeletUsage`] lists the devices that containers use: the kubelet's own list ([`PodResourcesClient`]), or the
+//!   annotations of containers ([`ContainerRuntimeClient`]) on a node whose kubelet has no such list.
 //!
 //! The kubelet's messages are in `proto/`, with the fields that Rouse reads. `generated` is made from them, and a test
 //! compares the two (`tests/generated.rs`). This crate makes no decisions: its callers decide which device a container
@@ -40,7 +39,7 @@ pub use crate::{
     error::Error,
     plugin_server::PluginServer,
     pod_resources::{PodDevices, PodResourcesClient},
-    usage_source::{KubeletUsage, SlotUsageSource, SlotsInUse},
+    usage_source::{KubeletUsage, SlotsInUse},
 };
 
 /// The messages, clients and servers that `proto/` gives.

@@ -6,15 +6,6 @@ use rouse::slots::{RESOURCE_DOMAIN, SLOT_ANNOTATION, SlotUsage};
 
 use crate::{ContainerAnnotations, ContainerRuntimeClient, Error, PodDevices, PodResourcesClient};
 
-/// Lists the devices that containers of this node use.
-pub trait SlotUsageSource: Send + Sync + 'static {
-    /// Returns the devices in use.
-    ///
-    /// # Errors
-    /// The list cannot be read. Then no device counts as unused.
-    fn in_use(&self) -> impl Future<Output = Result<SlotsInUse, Error>> + Send;
-}
-
 /// The devices that containers of this node use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SlotsInUse {
@@ -61,7 +52,7 @@ fn slot_id(key: &str, value: &str) -> Option<String> {
     }
 }
 
-/// Asks the kubelet, or the container runtime if the kubelet has no list of Pods' devices.
+/// Lists the devices in use: asks the kubelet, or the container runtime if the kubelet has no list of Pods' devices.
 #[derive(Clone, Debug)]
 pub struct KubeletUsage {
     kubelet: PodResourcesClient,
@@ -74,10 +65,12 @@ impl KubeletUsage {
     pub const fn new(kubelet: PodResourcesClient, runtime: Option<ContainerRuntimeClient>) -> Self {
         Self { kubelet, runtime }
     }
-}
 
-impl SlotUsageSource for KubeletUsage {
-    async fn in_use(&self) -> Result<SlotsInUse, Error> {
+    /// Returns the devices in use.
+    ///
+    /// # Errors
+    /// The list cannot be read. Then no device counts as unused.
+    pub async fn in_use(&self) -> Result<SlotsInUse, Error> {
         // A kubelet that restarts leaves its socket in place. The runtime does not stand in for it meanwhile, because
         // it does not know the devices of containers that are about to start.
         let missing = match self.kubelet.list().await {

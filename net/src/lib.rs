@@ -6,8 +6,8 @@
 //!   streams.
 //! * [`http_client`]: short calls. [`adapter`]: the sleep and wake calls of each kind of engine. [`engine_load`]: the
 //!   load that engines report. [`stub_api`]: the messages between gateway, stub and launcher.
-//! * [`process`], [`nvml`], [`accelerators_file`], [`fd_limit`], [`file_watch`], [`port`]: processes, accelerators,
-//!   descriptors, files and ports.
+//! * [`process`], [`nvml`], [`accelerators_file`], [`fd_limit`], [`file_watch`], [`port`], [`timer`]: processes,
+//!   accelerators, descriptors, files, ports and timers.
 //!
 //! This crate makes no decisions: the crate `rouse` decides what to run where, and this crate takes the decision as an
 //! argument.
@@ -32,4 +32,5 @@ pub mod process;
 pub mod relay;
 pub mod stub_api;
 pub mod tcp;
+pub mod timer;
 pub mod yield_to_reactor;

@@ -63,6 +63,12 @@ impl GaugeFamily {
     }
 }
 
+/// Returns the families that have samples, for a scrape: a family without any is no valid one.
+pub fn nonempty_families<const N: usize>(all: [(&GaugeFamily, Vec<Metric>); N]) -> Vec<MetricFamily> {
+    let used = all.into_iter().filter(|(_, samples)| !samples.is_empty());
+    used.map(|(family, samples)| family.with_samples(samples)).collect()
+}
+
 pub fn seconds(span: Millis) -> f64 {
     span.0 as f64 / 1e3
 }

@@ -250,9 +250,9 @@ pub enum Event {
         generation: Generation,
         used: Bytes,
     },
-    /// What an engine that falls asleep keeps of each of its accelerators. Sent before `Slept`.
+    /// Memory that an engine keeps on each of its accelerators while it sleeps. Sent before `Slept`.
     ///
-    /// Only for an engine of a pool, from whoever put it to sleep and has measured that.
+    /// Only for an engine of a pool that another controller put to sleep and measured.
     ResidueMeasured {
         engine: EngineId,
         generation: Generation,

@@ -362,10 +362,12 @@ impl PairingNode {
     }
 
     fn provider_deleted_externally(&mut self, id: &ProviderId, now: Tick) {
-        let alive: Vec<_> =
-            self.engines_in(id).filter(|e| !e.state.is_stopping_or_gone()).map(|e| e.id.clone()).collect();
-        for engine in alive {
-            self.mark_requester_for_deletion(&engine, RequesterDeleteReason::ProviderDeleted);
+        let alive = self.engines_in(id).filter(|e| !e.state.is_stopping_or_gone());
+        let bound: Vec<_> = alive.filter_map(|e| e.requester().cloned()).collect();
+        for requester in bound {
+            if let Some(requester) = self.requesters.get_mut(&requester) {
+                requester.delete_reason.get_or_insert(RequesterDeleteReason::ProviderDeleted);
+            }
         }
         stop_engines_in(self, id, now);
     }
@@ -469,32 +471,23 @@ impl PairingNode {
         };
         let (state, is_relied_on) = (engine.state, self.is_relied_on(engine));
         let requester = engine.requester().cloned().and_then(|r| self.requesters.get_mut(&r));
-        requester.into_iter().for_each(|requester| requester.engine_ended = Some(EngineStopReason::Lost));
+        let Some(requester) = requester else { return };
+        requester.engine_ended = Some(EngineStopReason::Lost);
         match state {
             // A requester served before a restart is still ready and its gate open, so it cannot get another engine.
             PairingEngineState::Unknown
             | PairingEngineState::Awake
             | PairingEngineState::Draining { .. }
             | PairingEngineState::FallingAsleep { .. } => {
-                self.mark_requester_for_deletion(id, RequesterDeleteReason::EngineGone);
+                requester.delete_reason.get_or_insert(RequesterDeleteReason::EngineGone);
             }
             PairingEngineState::Asleep { .. } if is_relied_on => {
-                self.mark_requester_for_deletion(id, RequesterDeleteReason::EngineGone);
+                requester.delete_reason.get_or_insert(RequesterDeleteReason::EngineGone);
             }
             PairingEngineState::Creating | PairingEngineState::Starting | PairingEngineState::Waking => {
-                let requester = self.engines.get(id).and_then(|engine| engine.requester().cloned());
-                if let Some(requester) = requester.and_then(|r| self.requesters.get_mut(&r)) {
-                    requester.start_failed(EngineStopReason::Lost, now);
-                }
+                requester.start_failed(EngineStopReason::Lost, now);
             }
             _ => {}
-        }
-    }
-
-    fn mark_requester_for_deletion(&mut self, id: &PairingEngineId, reason: RequesterDeleteReason) {
-        let requester = self.engines.get(id).and_then(|e| e.requester().cloned());
-        if let Some(requester) = requester.and_then(|r| self.requesters.get_mut(&r)) {
-            requester.delete_reason.get_or_insert(reason);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Several requesters on one accelerator: whose engine gets the memory, and who waits for whom.
+//! Several requesters on one accelerator: whose engine gets the memory, and which requesters wait for it.
 
 use rouse::{
     pairing::{

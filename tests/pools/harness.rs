@@ -13,7 +13,7 @@ use rouse::{
     model::{
         Accelerator, AcceleratorId, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelName, ModelSpec,
     },
-    sim::simulated_model,
+    sim::{journal, simulated_model},
     units::{Bytes, Generation, Millis, Tick},
 };
 
@@ -29,7 +29,7 @@ pub(crate) struct PoolHarness {
     pub(crate) stuck: bool,
     /// Accelerators on which the ledger reserves nothing, for reasons that the decisions do not know.
     pub(crate) occupied: BTreeSet<AcceleratorId>,
-    /// What engines are measured to keep when they fall asleep.
+    /// Memory that each engine keeps on each of its accelerators, as measured when it falls asleep.
     pub(crate) residues: BTreeMap<EngineId, Bytes>,
     waiters: u64,
 }
@@ -56,6 +56,16 @@ pub(crate) fn gpu(gib: u64) -> Accelerator {
 /// Makes models evictable as soon as they have no requests.
 pub(crate) fn with_instant_turns(configuration: &mut FleetConfig) {
     configuration.settings.turns.residency = Millis::ZERO;
+}
+
+/// Checks that on these accelerators a request for the model is refused for good, for this reason.
+pub(crate) fn assert_never_fits(accelerators: Vec<Accelerator>, spec: ModelSpec, why: &str) {
+    let name = spec.name.clone();
+    let mut world = PoolHarness::new(accelerators, vec![spec]);
+    let asked = world.ask(name.as_str());
+    let Fault::InsufficientMemory(shortage) = &world.refused[&asked] else { panic!("{:?}", world.refused) };
+    assert!(shortage.permanent);
+    assert_eq!(shortage.wait.waited_for, why);
 }
 
 impl PoolHarness {
@@ -141,6 +151,18 @@ impl PoolHarness {
         }
         self.now = end;
         self.run_until_idle();
+    }
+
+    /// Replaces the fleet with one that has read its state from a journal.
+    pub(crate) fn reload_from_journal(&mut self) {
+        let snapshot = journal::write_turn(self.now, &self.fleet.snapshot()).unwrap();
+        let header = journal::write(&journal::JournalLine::header("1", self.now)).unwrap();
+        self.fleet = Fleet::new();
+        for line in journal::read(&format!("{header}\n{snapshot}\n")).unwrap() {
+            let journal::JournalLine::Turn { at, events } = line else { continue };
+            events.iter().for_each(|event| self.fleet.on(event, at));
+        }
+        assert_eq!(self.fleet.broken_invariants(), [""; 0]);
     }
 
     pub(crate) fn state(&self, engine: &EngineId) -> String {

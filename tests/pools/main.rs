@@ -7,6 +7,8 @@
 mod harness;
 mod model_policy;
 mod observed_usage;
+mod slot_accounting;
+mod slot_harness;
 mod slot_placement;
 mod slot_swaps;
 mod unit_accounting;

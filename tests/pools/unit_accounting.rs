@@ -1,14 +1,13 @@
 //! Pools: bytes and accelerators, where another component selects the accelerators.
 
 use rouse::{
-    fault::Fault,
     fleet::{command::Command, event::Event},
     model::{Accelerator, AcceleratorRequirement, EvictionPolicy, ModelSpec},
     sim::journal,
     units::{Bytes, Millis},
 };
 
-use crate::harness::{PoolHarness, engine, gpu, model, with_instant_turns};
+use crate::harness::{PoolHarness, assert_never_fits, engine, gpu, model, with_instant_turns};
 
 fn pool(gib: u64, units: u32) -> Accelerator {
     Accelerator { id: "pool-a".into(), units: Some(units), ..gpu(gib) }
@@ -154,13 +153,7 @@ fn what_no_pool_like_this_could_hold_is_refused_at_once() {
             "the model needs 648Gi and 8 accelerators of pool-a, which has 640Gi and 8 accelerators in all",
         ),
     ] {
-        let mut world = PoolHarness::new(vec![pool(640, 8)], vec![spec]);
-        let asked = world.ask("m");
-        let Fault::InsufficientMemory(shortage) = &world.refused[&asked] else {
-            panic!("{:?}", world.refused)
-        };
-        assert!(shortage.permanent);
-        assert_eq!(shortage.wait.waited_for, why);
+        assert_never_fits(vec![pool(640, 8)], spec, why);
     }
 }
 
@@ -263,13 +256,7 @@ fn a_state_in_a_journal_has_what_is_taken_and_one_without_pools_does_not_speak_o
         PoolHarness::new(vec![pool(640, 4)], vec![model_in_pool("m", 3, 20), model_in_pool("n", 2, 20)]);
     world.configure(|configuration| configuration.settings.eviction = EvictionPolicy::Never);
     world.ask("m");
-    let snapshot = journal::write_turn(world.now, &world.fleet.snapshot()).unwrap();
-    let header = journal::write(&journal::JournalLine::header("1", world.now)).unwrap();
-    world.fleet = rouse::fleet::Fleet::new();
-    for line in journal::read(&format!("{header}\n{snapshot}\n")).unwrap() {
-        let journal::JournalLine::Turn { at, events } = line else { continue };
-        events.iter().for_each(|event| world.fleet.on(event, at));
-    }
+    world.reload_from_journal();
     world.ask("n");
     assert_eq!(taken(&world), (Bytes::gib(60), 3));
 

@@ -144,7 +144,7 @@ impl EngineOrderReceiver {
 }
 
 impl OrdersOfTerm {
-    /// Removes the order for this requester, so that nobody repeats it.
+    /// Removes the order for this requester, so that no later reader gets it.
     fn withdraw(&mut self, node: &NodeName, requester: &RequesterId) {
         if let Some(wanted) = self.wanted.get_mut(node) {
             wanted.remove(requester);

@@ -17,7 +17,7 @@ pub const SERVED_NAME: &str = "rouse.dev/served-name";
 pub const MODE: &str = "rouse.dev/provider-mode";
 /// On a model's requesters: uid of the InferenceModel whose token their stubs require.
 pub const TOKEN_OF: &str = "rouse.dev/stub-token-of";
-/// On requesters: who decides when their engines sleep and wake; [`GATEWAY_ACTUATION`] for the gateway.
+/// On requesters: the component that puts their engines to sleep; [`GATEWAY_ACTUATION`] for the gateway.
 ///
 /// The requester of such an engine stays while the engine sleeps. Without the annotation, an engine sleeps only once
 /// its requester is gone.

@@ -322,14 +322,10 @@ const UNKNOWN_ACCELERATOR: &str = "unresolved";
 
 #[cfg(test)]
 mod tests {
-    use prometheus::TextEncoder;
     use rouse::saturation::ReplicaMetrics;
 
     use super::*;
-
-    fn scrape(registry: &Registry) -> String {
-        TextEncoder::new().encode_to_string(&registry.gather()).unwrap()
-    }
+    use crate::metrics::testing::scrape;
 
     fn variant(name: &str, current: u32, desired: u32) -> VariantReplicas {
         let public_name = format!("qwen-{name}");

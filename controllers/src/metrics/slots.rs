@@ -13,7 +13,7 @@ use prometheus::{
     proto::{Metric, MetricFamily},
 };
 use rouse::slots::ConfigurationName;
-use rouse_platform::metric_builder::{GaugeFamily, expect_valid, register};
+use rouse_platform::metric_builder::{GaugeFamily, expect_valid, nonempty_families, register};
 
 static SLOTS: GaugeFamily = GaugeFamily {
     name: "rouse_device_slots",
@@ -145,21 +145,14 @@ impl Collector for DeviceSlotCollector {
                 }));
             instances.push(INSTANCES.sample(&[configuration.as_str()], f64::from(devices)));
         }
-        let families = [(&SLOTS, slots), (&INSTANCES, instances)];
-        let used = families.into_iter().filter(|(_, samples)| !samples.is_empty());
-        used.map(|(family, samples)| family.with_samples(samples)).collect()
+        nonempty_families([(&SLOTS, slots), (&INSTANCES, instances)])
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use prometheus::TextEncoder;
-
     use super::*;
-
-    fn scrape(registry: &Registry) -> String {
-        TextEncoder::new().encode_to_string(&registry.gather()).unwrap()
-    }
+    use crate::metrics::testing::scrape;
 
     #[test]
     fn a_configuration_has_its_series_while_it_has_devices_and_this_gateway_leads() {

@@ -16,7 +16,7 @@ use rouse::{
     units::Millis,
     warmup::{WarmSet, WarmupPhase, WarmupReport},
 };
-use rouse_platform::metric_builder::{GaugeFamily, expect_valid, register, seconds};
+use rouse_platform::metric_builder::{GaugeFamily, expect_valid, nonempty_families, register, seconds};
 
 use crate::crd::ledger::ObjectName;
 
@@ -169,21 +169,14 @@ impl Collector for WarmupCollector {
             let labels = [gauge.namespace.as_str(), set.as_str(), gauge.target.as_str()];
             WARM_NODES.sample(&labels, f64::from(gauge.nodes))
         });
-        let families = [(&NODES, nodes), (&WARM_NODES, samples.collect())];
-        let used = families.into_iter().filter(|(_, samples)| !samples.is_empty());
-        used.map(|(family, samples)| family.with_samples(samples)).collect()
+        nonempty_families([(&NODES, nodes), (&WARM_NODES, samples.collect())])
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use prometheus::TextEncoder;
-
     use super::*;
-
-    fn scrape(registry: &Registry) -> String {
-        TextEncoder::new().encode_to_string(&registry.gather()).unwrap()
-    }
+    use crate::metrics::testing::scrape;
 
     #[test]
     fn a_warmup_has_all_five_states_until_it_is_gone_or_the_term_ends() {

@@ -42,7 +42,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// would be the largest load of a fleet at rest.
 type LastSeen = BTreeMap<String, Tick>;
 
-/// Keeps the list.
+/// Keeps the list in the AcceleratorNode up to date.
 pub(super) struct AcceleratorLister {
     pub(super) state: Arc<AgentState>,
     pub(super) client: Client,
@@ -53,7 +53,7 @@ pub(super) struct AcceleratorLister {
 }
 
 impl AcceleratorLister {
-    /// Keeps the list until it is dropped.
+    /// Writes the list after each change, until it is dropped.
     pub(super) async fn run(self) {
         let mut changed = self.state.subscribe();
         let mut last_seen = LastSeen::new();
@@ -96,8 +96,7 @@ impl AcceleratorLister {
         let call = api.patch_status(self.state.me.as_str(), &parameters, &patch);
         let outcome = time::timeout(CALL_TIMEOUT, call).await.map_err(|_| writer::Error::Timeout);
         let outcome = outcome.and_then(|written| written.map_err(writer::Error::from));
-        let label = outcome.as_ref().map_or_else(writer::Error::label, |_| "done");
-        self.writes.with_label_values(&["AcceleratorNode", label]).inc();
+        self.writes.with_label_values(&["AcceleratorNode", writer::outcome_label(&outcome)]).inc();
         outcome
     }
 }
@@ -114,7 +113,7 @@ fn wanted_status(
     now: Tick,
 ) -> Option<Value> {
     let stored = view.accelerator_node.as_ref()?.status.as_ref()?;
-    if !view.instances_listed || !view.configurations_listed || view.own_node.is_none() {
+    if !view.is_complete() {
         return None;
     }
     let listed = accelerators(view, me, stored, headroom, last_seen, now);

@@ -57,7 +57,7 @@ impl AcceleratorInventory {
         match self {
             Self::File(path) => {
                 let path = path.clone();
-                task::spawn_blocking(move || listed(&path)).await.map_err(|_| Error::Lost)?
+                task::spawn_blocking(move || read_file(&path)).await.map_err(|_| Error::Lost)?
             }
             Self::Driver { nvml, permit } => {
                 let (nvml, permit, before) = (Arc::clone(nvml), Arc::clone(permit), known.clone());
@@ -66,7 +66,7 @@ impl AcceleratorInventory {
                     let permit = permit.acquire_owned().await.ok();
                     let query = task::spawn_blocking(move || {
                         let _permit = permit;
-                        driven(&nvml, before)
+                        query_driver(&nvml, before)
                     });
                     query.await.map_err(|_| Error::Lost)?
                 };
@@ -100,7 +100,7 @@ impl SeenDevice {
 }
 
 /// Reads the accelerators from the file. Blocks.
-fn listed(file: &Path) -> Result<BTreeMap<String, SeenDevice>, Error> {
+fn read_file(file: &Path) -> Result<BTreeMap<String, SeenDevice>, Error> {
     let entries = read_accelerators_file(file)?.into_iter();
     let device = |entry: accelerators_file::AcceleratorEntry| {
         let uuid = entry.id.as_str();
@@ -112,7 +112,10 @@ fn listed(file: &Path) -> Result<BTreeMap<String, SeenDevice>, Error> {
 /// Asks the driver for its accelerators, and each of them for its memory. Blocks.
 ///
 /// An accelerator that fell off the bus makes the driver's list fail. Then the accelerators that were known are asked.
-fn driven(nvml: &Nvml, known: BTreeMap<String, SeenDevice>) -> Result<BTreeMap<String, SeenDevice>, Error> {
+fn query_driver(
+    nvml: &Nvml,
+    known: BTreeMap<String, SeenDevice>,
+) -> Result<BTreeMap<String, SeenDevice>, Error> {
     let answers = |uuid: &str| match nvml.read(&AcceleratorId::from(uuid)) {
         Ok(_) => true,
         Err(error) => {

@@ -6,7 +6,7 @@ use prometheus::{Histogram, HistogramOpts, IntCounterVec, Opts, Registry};
 use rouse_platform::metric_builder::{expect_valid, register};
 
 use super::{agent_view::PluginKey, allocator::AllocationError};
-use crate::writer;
+use crate::{metrics::write_counters, writer};
 
 /// Buckets of an allocation's duration, in seconds: the kubelet waits for it.
 const ALLOCATION_BUCKETS: [f64; 9] = [0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0];
@@ -52,11 +52,7 @@ impl AgentMetrics {
                 "Queries for the slots that containers use, by outcome",
                 &["outcome"],
             ),
-            writes: counters(
-                "rouse_kubernetes_writes_total",
-                "Writes to the Kubernetes API, by object kind and outcome",
-                &["kind", "outcome"],
-            ),
+            writes: write_counters(registry),
         }
     }
 
@@ -85,9 +81,8 @@ impl AgentMetrics {
 
 #[cfg(test)]
 mod tests {
-    use prometheus::TextEncoder;
-
     use super::*;
+    use crate::metrics::testing::scrape;
 
     #[test]
     fn an_allocation_is_counted_by_its_outcome() {
@@ -97,7 +92,7 @@ mod tests {
         metrics.allocated(&instance, took, None);
         let configuration = PluginKey::Configuration("lamps".into());
         metrics.allocated(&configuration, took, Some(&AllocationError::Contended));
-        let text = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+        let text = scrape(&registry);
         for line in [
             r#"rouse_node_allocations_total{outcome="granted",resource="instance"} 1"#,
             r#"rouse_node_allocations_total{outcome="refused",resource="configuration"} 1"#,

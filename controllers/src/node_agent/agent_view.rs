@@ -24,6 +24,7 @@ use tokio::sync::watch;
 use crate::{
     convert::device_configuration::AcceptedConfiguration,
     crd::{AcceleratorNode, DeviceInstance},
+    label,
     slot_patch::instance_usage,
 };
 
@@ -121,8 +122,8 @@ impl AgentState {
         self.changed.subscribe()
     }
 
-    pub(super) fn read<T>(&self, look: impl FnOnce(&AgentView) -> T) -> T {
-        look(&self.lock())
+    pub(super) fn read<T>(&self, query: impl FnOnce(&AgentView) -> T) -> T {
+        query(&self.lock())
     }
 
     /// Changes the view, and sends the plugins' lists that change with it.
@@ -167,6 +168,16 @@ impl AgentState {
 }
 
 impl AgentView {
+    /// Whether configurations and instances have been listed.
+    pub(super) const fn is_listed(&self) -> bool {
+        self.configurations_listed && self.instances_listed
+    }
+
+    /// Whether the agent's own Node is known, too.
+    pub(super) const fn is_complete(&self) -> bool {
+        self.is_listed() && self.own_node.is_some()
+    }
+
     /// Returns the configurations that take part on this node.
     pub(super) fn active(&self) -> impl Iterator<Item = (&ConfigurationName, &KnownConfiguration)> {
         self.configurations.iter().filter(|(_, known)| self.takes_part(&known.accepted))
@@ -179,10 +190,8 @@ impl AgentView {
 
     /// Whether this node has all labels of the configuration's selector.
     fn takes_part(&self, configuration: &AcceptedConfiguration) -> bool {
-        let has = |node: &OwnNode| {
-            configuration.node_selector.iter().all(|(key, value)| node.labels.get(key) == Some(value))
-        };
-        self.own_node.as_ref().is_some_and(has)
+        let node = self.own_node.as_ref();
+        node.is_some_and(|node| label::has_all(&node.labels, &configuration.node_selector))
     }
 
     /// Takes over a version of an instance, unless a newer one is known: a watch may be behind a write's reply.

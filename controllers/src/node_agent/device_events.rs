@@ -15,6 +15,7 @@ use kube::{
     runtime::events::{Event, EventType, Recorder, Reporter},
 };
 use rouse::{pairing::ids::NodeName, slots::InstanceName};
+use rouse_net::timer::sleep_until_some;
 use tokio::time::{self, Instant};
 
 use super::agent_view::{AgentState, AgentView, DeviceProblem, KnownInstance};
@@ -78,16 +79,10 @@ impl DeviceEventRecorder {
                     }
                 }
             }
-            let wake = async {
-                match due {
-                    Some(at) => time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 // The state holds the sender, so this cannot fail.
                 _ = changed.changed() => {}
-                () = wake => {}
+                () = sleep_until_some(due) => {}
             }
         }
     }

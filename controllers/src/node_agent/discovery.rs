@@ -104,7 +104,7 @@ async fn search(
     match discovery {
         AcceptedDiscovery::Accelerators => search_accelerators(&state, &source, &name).await,
         AcceptedDiscovery::Static { devices } => {
-            state.set_devices(&name, listed_for(&state.me, devices));
+            state.set_devices(&name, static_devices_of(&state.me, devices));
             std::future::pending::<()>().await;
         }
         AcceptedDiscovery::Http { endpoints, interval, timeout } => {
@@ -168,7 +168,7 @@ fn known_accelerators(
 }
 
 /// Returns the listed devices that this node sees.
-fn listed_for(me: &NodeName, devices: Vec<StaticDevice>) -> BTreeMap<String, SeenDevice> {
+fn static_devices_of(me: &NodeName, devices: Vec<StaticDevice>) -> BTreeMap<String, SeenDevice> {
     let is_here = |device: &StaticDevice| {
         device.nodes.is_empty() || device.nodes.iter().any(|node| node == me.as_str())
     };
@@ -209,7 +209,7 @@ mod tests {
             ..StaticDevice::default()
         };
         let devices = vec![device("all", &[]), device("mine", &["b", "a"]), device("other", &["b"])];
-        let seen = listed_for(&"a".into(), devices);
+        let seen = static_devices_of(&"a".into(), devices);
         assert_eq!(seen.keys().collect::<Vec<_>>(), ["all", "mine"]);
         assert!(seen.values().all(|device| device.healthy));
     }

@@ -1,4 +1,4 @@
-//! Asks the servers of a configuration whether they are there.
+//! Probes the HTTP endpoints of a configuration.
 
 use std::{
     collections::BTreeMap,
@@ -25,13 +25,13 @@ static LOOKUPS: Semaphore = Semaphore::const_new(MAX_LOOKUPS);
 /// Half of the agent's threads for blocking calls.
 const MAX_LOOKUPS: usize = 16;
 
-/// The servers of one configuration.
+/// The endpoints of one configuration.
 pub(super) struct HttpProbe {
     targets: Vec<ProbeTarget>,
     timeout: Millis,
 }
 
-/// One server.
+/// One endpoint.
 struct ProbeTarget {
     url: String,
     properties: BTreeMap<String, String>,
@@ -44,7 +44,7 @@ struct ProbeTarget {
     failure: Option<String>,
 }
 
-/// Why a server is not there.
+/// Why an endpoint counts as offline.
 #[derive(Debug, thiserror::Error)]
 enum ProbeError {
     #[error("its name cannot be resolved: {0}")]

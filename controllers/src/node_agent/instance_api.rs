@@ -9,7 +9,11 @@ use serde_json::Value;
 use tokio::time;
 
 use super::{MANAGER, agent_view::AgentState};
-use crate::{crd::DeviceInstance, failpoint, slot_patch, writer::Error};
+use crate::{
+    crd::DeviceInstance,
+    failpoint, slot_patch,
+    writer::{Error, outcome_label},
+};
 
 /// Timeout of one call. An Allocate has five seconds for a claim, a read after a lost race, and another claim.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -62,8 +66,7 @@ impl InstanceApi {
     }
 
     fn count(&self, outcome: Result<DeviceInstance, Error>) -> Result<DeviceInstance, Error> {
-        let label = outcome.as_ref().map_or_else(Error::label, |_| "done");
-        self.writes.with_label_values(&["DeviceInstance", label]).inc();
+        self.writes.with_label_values(&["DeviceInstance", outcome_label(&outcome)]).inc();
         outcome
     }
 }

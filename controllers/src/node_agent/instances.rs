@@ -16,8 +16,8 @@ use rouse::{
     stable_hash::fnv1a,
     units::{Millis, Tick},
 };
-use rouse_net::lease::TickClock;
-use tokio::time::{self, Instant};
+use rouse_net::{lease::TickClock, timer::sleep_until_some};
+use tokio::time::Instant;
 
 use super::{
     agent_view::{AgentState, AgentView, KnownConfiguration, KnownInstance, SeenDevice},
@@ -39,8 +39,8 @@ const MAX_DOUBLINGS: u32 = 6;
 /// Delay before a retry after the API server refused a write.
 const REFUSED_RETRY_DELAY: Duration = Duration::from_secs(10);
 
-/// Keeps the instances of this node's devices.
-pub(super) struct InstanceKeeper {
+/// Reconciles the instances of this node's devices with what the node sees.
+pub(super) struct InstanceReconciler {
     state: Arc<AgentState>,
     api: InstanceApi,
     clock: TickClock,
@@ -70,12 +70,12 @@ enum InstanceStep {
     Leave,
 }
 
-impl InstanceKeeper {
+impl InstanceReconciler {
     pub(super) const fn new(state: Arc<AgentState>, api: InstanceApi, clock: TickClock) -> Self {
         Self { state, api, clock, out_of_sight: BTreeMap::new(), retries: BTreeMap::new() }
     }
 
-    /// Keeps the instances until it is dropped.
+    /// Reconciles until it is dropped.
     pub(super) async fn run(mut self) {
         let mut changed = self.state.subscribe();
         loop {
@@ -97,16 +97,10 @@ impl InstanceKeeper {
                 self.retries.extend(retry.map(|retry| (name, retry)));
             }
             let wake_at = self.retries.values().map(|retry| retry.at).chain(leave_at).min();
-            let wake = async {
-                match wake_at {
-                    Some(at) => time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 // The state holds the sender, so this cannot fail.
                 _ = changed.changed() => {}
-                () = wake => {}
+                () = sleep_until_some(wake_at) => {}
             }
         }
     }
@@ -209,7 +203,7 @@ fn update_out_of_sight(
             view.active_configuration(configuration).is_none() || view.devices.contains_key(configuration);
         known.usage.nodes.contains(me) && is_searched && view.device_of(&known.object).is_none()
     };
-    let is_complete = view.configurations_listed && view.instances_listed && view.own_node.is_some();
+    let is_complete = view.is_complete();
     let missing = view.instances.iter().filter(|(_, known)| is_complete && is_out_of_sight(known));
     let missing: BTreeMap<InstanceName, Tick> =
         missing.map(|(name, _)| (name.clone(), out_of_sight.get(name).copied().unwrap_or(now))).collect();
@@ -223,7 +217,7 @@ fn next_steps(
     out_of_sight: &BTreeMap<InstanceName, Tick>,
     now: Tick,
 ) -> Vec<(InstanceName, InstanceStep)> {
-    if !view.configurations_listed || !view.instances_listed {
+    if !view.is_listed() {
         return Vec::new();
     }
     let seen = view.seen_devices(me).filter_map(|(name, configuration, id, device)| {

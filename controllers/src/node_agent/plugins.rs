@@ -9,13 +9,11 @@ use std::{
 
 use futures_util::future::join_all;
 use rouse_kubelet::{AllocateError, ContainerAllocation, DevicePlugin, PluginServer};
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep_until},
-};
+use rouse_net::timer::sleep_until_some;
+use tokio::{sync::watch, time::Instant};
 
 use super::{
-    agent_view::{PluginKey, PluginList},
+    agent_view::{AgentView, PluginKey, PluginList},
     allocator::Allocator,
 };
 
@@ -98,7 +96,7 @@ impl Plugins {
     async fn reconcile(&mut self) -> bool {
         let state = Arc::clone(&self.allocator.state);
         // Before the lists are complete, no plugin is known to be obsolete.
-        if !state.read(|view| view.configurations_listed && view.instances_listed) {
+        if !state.read(AgentView::is_listed) {
             return true;
         }
         let wanted = state.read(|view| view.plugins(&state.me));
@@ -141,12 +139,5 @@ impl Plugins {
         server.stop().await;
         self.allocator.state.close_list(key);
         tracing::info!(resource = key.resource(), "device plugin ended");
-    }
-}
-
-async fn sleep_until_some(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at).await,
-        None => std::future::pending().await,
     }
 }

@@ -10,7 +10,7 @@ use rouse::{
     slots::{ConfigurationName, InstanceName, InstanceUsage, Reclaimer, SlotChange, SlotName, UnusedChange},
     units::{Millis, Tick},
 };
-use rouse_kubelet::{KubeletUsage, SlotUsageSource as _, SlotsInUse};
+use rouse_kubelet::{KubeletUsage, SlotsInUse};
 use tokio::time::{self, Instant, MissedTickBehavior};
 
 use super::{
@@ -92,7 +92,7 @@ pub(super) async fn run(allocator: Arc<Allocator>, source: KubeletUsage) {
 /// Waits until the API server has listed the claims. An agent that has just started knows none.
 async fn until_listed(state: &AgentState) {
     let mut changed = state.subscribe();
-    while !state.read(|view| view.configurations_listed && view.instances_listed) {
+    while !state.read(AgentView::is_listed) {
         // The state holds the sender, so this cannot fail.
         if changed.changed().await.is_err() {
             return;
@@ -233,30 +233,25 @@ mod tests {
         assert_eq!(action(&change(own(), own(), Some(clear))), "used");
     }
 
-    #[test]
-    fn a_slot_that_was_just_given_to_a_container_is_not_marked_even_if_the_kubelet_does_not_list_it_yet() {
+    /// How many instances change in rounds that begin so many seconds after a container got the slot.
+    fn changed_after(unused_after: Millis, seconds: [u64; 2]) -> [usize; 2] {
         let (lamps, now, instances) = (ConfigurationName::from("lamps"), Tick(1_000_000), claimed_lamp());
         let mut reclaimers = Reclaimers::new("a".into());
         reclaimers.claimed(&lamps, DEFAULT_UNUSED_AFTER, &"lamp-0".into(), now);
-        let mut plan = |after: u64| {
-            let reclaimer = reclaimers.of(&lamps, DEFAULT_UNUSED_AFTER);
+        seconds.map(|after| {
+            let reclaimer = reclaimers.of(&lamps, unused_after);
             reclaimer.plan(&instances, &Default::default(), now + Millis::secs(after)).len()
-        };
-        assert_eq!(plan(59), 0);
-        assert_eq!(plan(61), 1);
+        })
+    }
+
+    #[test]
+    fn a_slot_that_was_just_given_to_a_container_is_not_marked_even_if_the_kubelet_does_not_list_it_yet() {
+        assert_eq!(changed_after(DEFAULT_UNUSED_AFTER, [59, 61]), [0, 1]);
     }
 
     #[test]
     fn another_time_for_unused_slots_does_not_end_the_protection_of_a_slot_that_was_just_given() {
-        let (lamps, now, instances) = (ConfigurationName::from("lamps"), Tick(1_000_000), claimed_lamp());
-        let mut reclaimers = Reclaimers::new("a".into());
-        reclaimers.claimed(&lamps, DEFAULT_UNUSED_AFTER, &"lamp-0".into(), now);
-        let mut plan = |after: u64| {
-            let reclaimer = reclaimers.of(&lamps, Millis::secs(1));
-            reclaimer.plan(&instances, &Default::default(), now + Millis::secs(after)).len()
-        };
-        assert_eq!(plan(10), 0);
-        assert_eq!(plan(61), 1);
+        assert_eq!(changed_after(Millis::secs(1), [10, 61]), [0, 1]);
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! Watches what the agent needs of the cluster: configurations, instances, its Node and its AcceleratorNode.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::{Client, ResourceExt as _};
-use rouse::slots::{ConfigurationName, InstanceName};
+use rouse::slots::ConfigurationName;
 
 use super::agent_view::{AgentState, AgentView, KnownConfiguration, OwnNode};
 use crate::{
@@ -21,10 +21,10 @@ pub(super) async fn run(state: Arc<AgentState>, client: Client, awaited: Initial
     let nodes = WatchTarget::cluster_wide(&client, keep_labels).fields(own.clone());
     let accelerators = WatchTarget::cluster_wide(&client, drop_managed_fields::<AcceleratorNode>).fields(own);
     let watch_configurations = watch(configurations, awaited.clone(), |delta| {
-        state.update(|view| apply_configurations(view, delta));
+        state.update(|view| apply_configurations(view, &delta));
     });
     let watch_instances = watch(instances, awaited.clone(), |delta| {
-        state.update(|view| apply_instances(view, delta));
+        state.update(|view| apply_instances(view, &delta));
     });
     let watch_nodes = watch(nodes, awaited.clone(), |delta| apply_own_node(&state, delta));
     let watch_accelerators = watch(accelerators, awaited, |delta| {
@@ -40,30 +40,23 @@ fn keep_labels(node: &mut Node) {
     (node.spec, node.status, node.metadata.annotations) = (None, None, None);
 }
 
-fn apply_configurations(view: &mut AgentView, delta: Delta<DeviceConfiguration>) {
-    match delta {
-        Delta::All { objects, .. } => {
-            let names = objects.iter().map(|found| found.metadata().name.clone().unwrap_or_default());
-            let names: BTreeSet<ConfigurationName> = names.map(ConfigurationName::from).collect();
-            view.configurations.retain(|name, _| names.contains(name));
-            objects.into_iter().for_each(|found| apply_configuration(view, found));
-            view.configurations_listed = true;
-        }
-        Delta::Applied(found) => apply_configuration(view, found),
-        Delta::Deleted(name) => drop(view.configurations.remove(name.name.as_str())),
-    }
+fn apply_configurations(view: &mut AgentView, delta: &Delta<DeviceConfiguration>) {
+    let (gone, found) = delta.diff(view.configurations.keys());
+    gone.iter().for_each(|name| drop(view.configurations.remove(name)));
+    found.iter().for_each(|found| apply_configuration(view, found));
+    view.configurations_listed |= delta.is_list();
 }
 
 /// Takes over a configuration. While an object is refused, its last valid version stays in effect: containers hold
 /// slots of it.
-fn apply_configuration(view: &mut AgentView, found: WatchedObject<DeviceConfiguration>) {
-    let name = found.metadata().name.clone().unwrap_or_default();
-    let Some(object) = found.readable() else {
+fn apply_configuration(view: &mut AgentView, found: &WatchedObject<DeviceConfiguration>) {
+    let name = found.name().name;
+    let WatchedObject::Readable(object) = found else {
         tracing::warn!(configuration = name, "unreadable DeviceConfiguration ignored");
         return;
     };
     let uid = object.uid().unwrap_or_default();
-    match accept(&object) {
+    match accept(object) {
         Ok(accepted) => {
             let known = KnownConfiguration { uid, accepted: Arc::new(accepted) };
             view.configurations.insert(ConfigurationName::from(name), known);
@@ -77,25 +70,18 @@ fn apply_configuration(view: &mut AgentView, found: WatchedObject<DeviceConfigur
     }
 }
 
-fn apply_instances(view: &mut AgentView, delta: Delta<DeviceInstance>) {
-    let apply = |view: &mut AgentView, found: WatchedObject<DeviceInstance>| {
-        let name = found.metadata().name.clone().unwrap_or_default();
-        match found.readable() {
-            Some(object) => view.apply_instance(object),
-            None => tracing::warn!(instance = name, "unreadable DeviceInstance ignored"),
+fn apply_instances(view: &mut AgentView, delta: &Delta<DeviceInstance>) {
+    let (gone, found) = delta.diff(view.instances.keys());
+    gone.iter().for_each(|name| drop(view.instances.remove(name)));
+    for found in found {
+        match found {
+            WatchedObject::Readable(object) => view.apply_instance(Arc::clone(object)),
+            WatchedObject::Unreadable { .. } => {
+                tracing::warn!(instance = found.name().name, "unreadable DeviceInstance ignored");
+            }
         }
-    };
-    match delta {
-        Delta::All { objects, .. } => {
-            let names = objects.iter().map(|found| found.metadata().name.clone().unwrap_or_default());
-            let names: BTreeSet<InstanceName> = names.map(InstanceName::from).collect();
-            view.instances.retain(|name, _| names.contains(name));
-            objects.into_iter().for_each(|found| apply(view, found));
-            view.instances_listed = true;
-        }
-        Delta::Applied(found) => apply(view, found),
-        Delta::Deleted(name) => drop(view.instances.remove(name.name.as_str())),
     }
+    view.instances_listed |= delta.is_list();
 }
 
 fn apply_own_node(state: &AgentState, delta: Delta<Node>) {

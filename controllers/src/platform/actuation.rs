@@ -89,14 +89,7 @@ pub(super) async fn wake(
     let (engine, generation) = (context.id.clone(), context.generation);
     let woken = async {
         if context.placement.is_actuated_by_pairing() {
-            let woken = async {
-                wait_for(&context, &pod, WantedState::Awake, is_awake).await?;
-                // The pairing controller has opened the gate, too.
-                readiness::wait_until_ready(&client, None).await;
-                Ok(())
-            };
-            let (woken, ()) = tokio::join!(woken, record_level(&context, &pod, None));
-            return woken;
+            return wake_by_pairing(&client, &context, &pod).await;
         }
         actuate(&client, &context, true, level).await?;
         record_level(&context, &pod, None).await;
@@ -106,7 +99,7 @@ pub(super) async fn wake(
     };
     if let Err(cause) = woken.await {
         if context.placement.is_actuated_by_pairing() {
-            // It may sleep on.
+            // The engine may still sleep.
             record_level(&context, &pod, Some(level)).await;
         }
         context.shared.common.send_event(Event::WakeFailed { engine, generation, cause }).await;
@@ -171,6 +164,21 @@ async fn sleep_by_pairing(
     let (engine, generation) = (context.id.clone(), context.generation);
     context.shared.common.send_event(Event::ResidueMeasured { engine, generation, bytes: residue }).await;
     Ok(reached)
+}
+
+/// Wakes the engine and waits until it serves. The pairing controller has then opened the gate, too.
+async fn wake_by_pairing(
+    client: &EngineClient,
+    context: &EngineContext,
+    pod: &PodReceiver,
+) -> Result<(), FailureCause> {
+    let woken = async {
+        wait_for(context, pod, WantedState::Awake, is_awake).await?;
+        readiness::wait_until_ready(client, None).await;
+        Ok(())
+    };
+    let (woken, ()) = tokio::join!(woken, record_level(context, pod, None));
+    woken
 }
 
 /// Gives the order and waits for the report that it is executed, from which `reached` reads what came of it.

@@ -208,7 +208,7 @@ async fn open_gate(context: &EngineContext, proxy: SocketAddr) -> Result<(), Fai
             }
         };
         match done.await {
-            // What was ordered since counts, and this must not be ordered again.
+            // The stub has obeyed a later order, so this one must not be repeated.
             Ok(()) | Err(StubClientError::Overtaken) => return Ok(()),
             Err(error) if context.is_superseding(&error) => superseded(context).await,
             Err(StubClientError::Unauthorized(_)) => return Err(FailureCause::Refused),

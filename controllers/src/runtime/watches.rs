@@ -15,7 +15,7 @@
 use std::{collections::BTreeSet, fmt::Debug, sync::Arc, time::Duration};
 
 use k8s_openapi::{
-    ClusterResourceScope, NamespaceResourceScope,
+    NamespaceResourceScope,
     api::core::v1::{ConfigMap, Node, NodeSpec, NodeStatus, Pod},
 };
 use kube::{Client, Resource};
@@ -243,11 +243,13 @@ impl ClusterWatches {
             .fields(format!("metadata.name={}", saturation::CONFIG_MAP));
         tasks.spawn_on(thresholds.run(vec![map], InitialLists::default()), on);
 
+        let mut leader_watches =
+            LeaderWatches { client: &client, namespaces: &namespaces, terms, tasks: &mut *tasks, on };
         if let Some(caches) = warmup {
-            caches.start(&client, &namespaces, terms, tasks, on);
+            caches.start(&mut leader_watches);
         }
         if let Some(caches) = slots {
-            caches.start(&client, &namespaces, terms, tasks, on);
+            caches.start(&mut leader_watches);
         }
         if let Some(DualPodsCaches { gpu_map, server_configs, launcher_configs, policies }) = dual_pods {
             let map = WatchTarget::namespaced(&client, Some(&own_namespace), drop_managed_fields)
@@ -267,77 +269,71 @@ impl ClusterWatches {
     }
 }
 
-impl WarmupCaches {
-    fn start(
-        self,
-        client: &Client,
-        namespaces: &BTreeSet<Option<String>>,
-        terms: &Terms,
-        tasks: &mut JoinSet<()>,
-        on: &Handle,
-    ) {
-        let Self { warmups, warmup_pods, group_pods, lists } = self;
-        for (cache, label) in [(warmup_pods, WARMUP_LABEL), (group_pods, GROUP_LABEL)] {
-            let with_label = targets::<Pod>(client, namespaces, drop_managed_fields);
-            let with_label = with_label.into_iter().map(|target| target.labels(Some(label.to_owned())));
-            // The right to list the Pods of engines covers these Pods, too.
-            let watch = cache.run_while_leading(with_label.collect(), InitialLists::default(), terms.clone());
-            tasks.spawn_on(watch, on);
-        }
-        let (client, terms) = (client.clone(), terms.clone());
-        let all = targets::<Warmup>(&client, namespaces, drop_managed_fields);
+/// Starts watches that run while this gateway leads.
+struct LeaderWatches<'a> {
+    client: &'a Client,
+    namespaces: &'a BTreeSet<Option<String>>,
+    terms: &'a Terms,
+    tasks: &'a mut JoinSet<()>,
+    on: &'a Handle,
+}
+
+impl LeaderWatches<'_> {
+    /// Watches some Pods of all namespaces. The right to list the Pods of engines covers these Pods, too.
+    fn pods(&mut self, cache: Cache<Pod>, narrow: impl Fn(WatchTarget<Pod>) -> WatchTarget<Pod>) {
+        let all = targets::<Pod>(self.client, self.namespaces, drop_managed_fields);
+        let some = all.into_iter().map(narrow).collect();
+        let watch = cache.run_while_leading(some, InitialLists::default(), self.terms.clone());
+        self.tasks.spawn_on(watch, self.on);
+    }
+
+    /// Watches objects of a kind that the API server may lack, once it has the kind. `missing` says what to do until
+    /// then.
+    fn optional_kind<K>(
+        &mut self,
+        cache: Cache<K>,
+        all: Vec<WatchTarget<K>>,
+        lists: InitialLists,
+        missing: &'static str,
+    ) where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    {
+        let (client, terms) = (self.client.clone(), self.terms.clone());
         let watch = async move {
-            let plural = Warmup::plural(&());
-            let note_missing = || lists.record_kind(&plural, Some(NO_WARMUPS));
+            let plural = K::plural(&());
+            let note_missing = || lists.record_kind(&plural, Some(missing));
             wait_for_kind(&client, crd::GROUP, &plural, note_missing).await;
             lists.record_kind(&plural, None);
-            warmups.run_while_leading(all, lists, terms).await;
+            cache.run_while_leading(all, lists, terms).await;
         };
-        tasks.spawn_on(watch, on);
+        self.tasks.spawn_on(watch, self.on);
+    }
+}
+
+impl WarmupCaches {
+    fn start(self, watches: &mut LeaderWatches<'_>) {
+        let Self { warmups, warmup_pods, group_pods, lists } = self;
+        for (cache, label) in [(warmup_pods, WARMUP_LABEL), (group_pods, GROUP_LABEL)] {
+            watches.pods(cache, |target| target.labels(Some(label.to_owned())));
+        }
+        let all = targets::<Warmup>(watches.client, watches.namespaces, drop_managed_fields);
+        watches.optional_kind(warmups, all, lists, NO_WARMUPS);
     }
 }
 
 impl SlotsCaches {
-    fn start(
-        self,
-        client: &Client,
-        namespaces: &BTreeSet<Option<String>>,
-        terms: &Terms,
-        tasks: &mut JoinSet<()>,
-        on: &Handle,
-    ) {
+    fn start(self, watches: &mut LeaderWatches<'_>) {
         let Self { configurations, instances, failed_pods, lists } = self;
-        let failed = targets::<Pod>(client, namespaces, drop_managed_fields);
-        let failed = failed.into_iter().map(|target| target.fields(slots::FAILED_PODS.to_owned()));
-        // The right to list the Pods of engines covers these Pods, too.
-        let watch = failed_pods.run_while_leading(failed.collect(), InitialLists::default(), terms.clone());
-        tasks.spawn_on(watch, on);
-        tasks.spawn_on(watch_slots_objects(client.clone(), configurations, lists.clone(), terms.clone()), on);
-        tasks.spawn_on(watch_slots_objects(client.clone(), instances, lists, terms.clone()), on);
+        watches.pods(failed_pods, |target| target.fields(slots::FAILED_PODS.to_owned()));
+        let all = vec![WatchTarget::cluster_wide(watches.client, drop_managed_fields)];
+        watches.optional_kind(configurations, all, lists.clone(), NO_SLOTS);
+        let all = vec![WatchTarget::cluster_wide(watches.client, drop_managed_fields)];
+        watches.optional_kind(instances, all, lists, NO_SLOTS);
     }
 }
 
 /// What to do if the API server does not have the kinds of shared devices.
 const NO_SLOTS: &str = "the cluster does not have this kind: apply charts/rouse/definitions";
-
-/// Watches one of the kinds of shared devices while leading, once the API server has that kind.
-async fn watch_slots_objects<K>(client: Client, cache: Cache<K>, lists: InitialLists, terms: Terms)
-where
-    K: Resource<DynamicType = (), Scope = ClusterResourceScope>
-        + Clone
-        + DeserializeOwned
-        + Debug
-        + Send
-        + Sync
-        + 'static,
-{
-    let plural = K::plural(&());
-    wait_for_kind(&client, crd::GROUP, &plural, || lists.record_kind(&plural, Some(NO_SLOTS))).await;
-    lists.record_kind(&plural, None);
-    let all = vec![WatchTarget::cluster_wide(&client, drop_managed_fields)];
-    cache.run_while_leading(all, lists, terms).await;
-}
-
 /// What to do if the API server does not have Warmups.
 const NO_WARMUPS: &str = "the cluster does not have this kind: apply charts/rouse/definitions/warmups.yaml";
 

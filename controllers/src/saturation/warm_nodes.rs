@@ -74,8 +74,7 @@ impl WarmNodes {
     ) -> bool {
         let can_take = |name: &String| {
             let (Some(warm), Some(resolved)) = (self.nodes.get(name), nodes.get(name)) else { return false };
-            let is_selected =
-                converted.node_selector.iter().all(|(key, value)| warm.labels.get(key) == Some(value));
+            let is_selected = label::has_all(&warm.labels, &converted.node_selector);
             warm.is_schedulable
                 && variant.pool.is_some()
                 && resolved.pool == variant.pool

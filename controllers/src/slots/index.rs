@@ -160,17 +160,10 @@ impl SlotsIndex {
     }
 
     pub(super) fn apply_configurations(&mut self, delta: &Delta<DeviceConfiguration>) {
-        match delta {
-            Delta::All { objects, .. } => {
-                for name in gone(self.configurations.keys(), objects) {
-                    self.remove_configuration(&name);
-                }
-                objects.iter().for_each(|found| self.set_configuration(found));
-                self.has_configurations = true;
-            }
-            Delta::Applied(found) => self.set_configuration(found),
-            Delta::Deleted(name) => self.remove_configuration(&name.name.as_str().into()),
-        }
+        let (gone, found) = delta.diff(self.configurations.keys());
+        gone.iter().for_each(|name| self.remove_configuration(name));
+        found.iter().for_each(|found| self.set_configuration(found));
+        self.has_configurations |= delta.is_list();
     }
 
     /// An object that cannot be read keeps its instances: it counts as it was.
@@ -214,17 +207,10 @@ impl SlotsIndex {
     }
 
     pub(super) fn apply_instances(&mut self, delta: &Delta<DeviceInstance>) {
-        match delta {
-            Delta::All { objects, .. } => {
-                for name in gone(self.instances.names(), objects) {
-                    self.remove_instance(&name);
-                }
-                objects.iter().for_each(|found| self.set_instance(found));
-                self.has_instances = true;
-            }
-            Delta::Applied(found) => self.set_instance(found),
-            Delta::Deleted(name) => self.remove_instance(&name.name.as_str().into()),
-        }
+        let (gone, found) = delta.diff(self.instances.names());
+        gone.iter().for_each(|name| self.remove_instance(name));
+        found.iter().for_each(|found| self.set_instance(found));
+        self.has_instances |= delta.is_list();
     }
 
     /// Nothing is decided about an object that cannot be read.
@@ -250,17 +236,10 @@ impl SlotsIndex {
     }
 
     pub(super) fn apply_nodes(&mut self, delta: &Delta<Node>) {
-        match delta {
-            Delta::All { objects, .. } => {
-                for name in gone(self.nodes.keys(), objects) {
-                    self.remove_node(&name);
-                }
-                objects.iter().for_each(|found| self.set_node(found));
-                self.has_nodes = true;
-            }
-            Delta::Applied(found) => self.set_node(found),
-            Delta::Deleted(name) => self.remove_node(&name.name.as_str().into()),
-        }
+        let (gone, found) = delta.diff(self.nodes.keys());
+        gone.iter().for_each(|name| self.remove_node(name));
+        found.iter().for_each(|found| self.set_node(found));
+        self.has_nodes |= delta.is_list();
     }
 
     /// A node that cannot be read exists, and counts as ready: nothing is taken from it.
@@ -333,14 +312,4 @@ pub(super) fn is_ready(node: &Node) -> bool {
 
 fn node_event(name: &NodeName, ready: Option<bool>) -> SlotsEvent {
     SlotsEvent::Node { name: name.clone(), state: ready.map(|ready| NodeState { ready }) }
-}
-
-/// Returns known names that a list of all objects does not have.
-fn gone<'a, K, N>(known: impl Iterator<Item = &'a N>, objects: &[WatchedObject<K>]) -> Vec<N>
-where
-    K: kube::Resource,
-    N: Ord + Clone + From<String> + 'a,
-{
-    let listed: BTreeSet<N> = objects.iter().map(|found| N::from(found.name().name)).collect();
-    known.filter(|name| !listed.contains(*name)).cloned().collect()
 }

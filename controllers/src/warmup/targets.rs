@@ -22,6 +22,7 @@ use super::keys;
 use crate::{
     convert::warmup::{NodeActions, WarmupTarget, merge_roles},
     index::Resolved,
+    label,
 };
 
 /// A node of the cluster, as far as it is chosen by.
@@ -163,12 +164,7 @@ fn add_toleration(all: &mut Vec<Toleration>, toleration: Toleration) {
 
 /// Whether the selector of a target matches the node. An empty selector matches none.
 fn is_selected(selector: &BTreeMap<String, String>, node: &CandidateNode) -> bool {
-    !selector.is_empty() && matches(selector, &node.labels)
-}
-
-/// Whether the labels have all pairs of the selector.
-fn matches(selector: &BTreeMap<String, String>, labels: &BTreeMap<String, String>) -> bool {
-    selector.iter().all(|(key, value)| labels.get(key) == Some(value))
+    !selector.is_empty() && label::has_all(&node.labels, selector)
 }
 
 /// Returns what the decisions see of these tolerations. One that no API server accepts is left out.

@@ -6,7 +6,7 @@ use kube::{
     core::GroupVersionKind,
 };
 use rouse::slots::instance_name;
-use rouse_cluster::wait::WAIT_TIMEOUT;
+use rouse_cluster::{TestCluster, wait::WAIT_TIMEOUT};
 use serde_json::{Value, json};
 
 use crate::support::{FIELD_MANAGER, own_cluster, repo_path};
@@ -112,6 +112,16 @@ async fn install(client: &Client) {
     }
 }
 
+/// Returns a cluster that enforces the policies, and the agent of `node-a`.
+async fn confined_agent() -> (TestCluster, NodeAgent) {
+    let cluster = own_cluster().await;
+    let client = cluster.client().await.unwrap();
+    install(&client).await;
+    let agent = NodeAgent { client, node: Some("node-a") };
+    until_enforced(&agent).await;
+    (cluster, agent)
+}
+
 /// Waits until the API server enforces the policies: it learns of them by a watch, and denies nothing before.
 async fn until_enforced(agent: &NodeAgent) {
     let denied = async {
@@ -144,12 +154,8 @@ fn denied(outcome: Result<(), String>, words: &str) {
 
 #[tokio::test]
 async fn an_agent_claims_and_frees_slots_for_its_own_node_only() {
-    let cluster = own_cluster().await;
-    let client = cluster.client().await.unwrap();
-    install(&client).await;
-    let a = NodeAgent { client: client.clone(), node: Some("node-a") };
-    let anyone = NodeAgent { client: client.clone(), node: None };
-    until_enforced(&a).await;
+    let (_cluster, a) = confined_agent().await;
+    let anyone = NodeAgent { client: a.client.clone(), node: None };
 
     // Its own slots and free ones, for itself.
     a.set(0, json!("node-a")).await.unwrap();
@@ -244,11 +250,7 @@ async fn creates_only_instances_that_the_leader_deletes_under_their_configuratio
 
 #[tokio::test]
 async fn an_agent_lists_its_own_accelerators_and_reports_on_its_own_node_only() {
-    let cluster = own_cluster().await;
-    let client = cluster.client().await.unwrap();
-    install(&client).await;
-    let a = NodeAgent { client: client.clone(), node: Some("node-a") };
-    until_enforced(&a).await;
+    let (_cluster, a) = confined_agent().await;
 
     let accelerators = json!([{"uuid": "GPU-1", "index": 0, "capacity": "79Gi", "healthy": true}]);
     let list = json!([

@@ -63,7 +63,9 @@ pub(crate) struct BackgroundLoadResult {
 #[derive(Debug)]
 pub(crate) struct FailedLoadRequest {
     pub(crate) gateway: SocketAddr,
-    pub(crate) begun: Instant,
+    /// Before the connection of the request began. No client connects to a gateway that has ended, so this is before
+    /// that gateway's end for each request that the end cut.
+    pub(crate) connected: Instant,
     #[allow(dead_code, reason = "printed by a test that fails")]
     pub(crate) why: String,
 }
@@ -157,13 +159,10 @@ async fn ask(
         due += every;
         let mut connection = match kept.take().filter(BackgroundConnection::is_good) {
             Some(connection) => connection,
-            None => {
-                let (stream, gateway) = shared.connect().await;
-                BackgroundConnection { stream, gateway, answers: 0 }
-            }
+            None => shared.connect().await,
         };
         let begun = Instant::now();
-        let gateway = connection.gateway;
+        let BackgroundConnection { gateway, connected, .. } = connection;
         match timeout(REQUEST_TIMEOUT, connection.exchange(text.as_bytes()))
             .await
             .unwrap_or_else(|_| Err("late".into()))
@@ -177,8 +176,8 @@ async fn ask(
                 kept = Some(connection)
                     .filter(|connection| !closes && connection.answers < MAX_USES_PER_CONNECTION);
             }
-            Ok(answer) => shared.failed(gateway, begun, format!("{} {}", answer.status, answer.text())),
-            Err(why) => shared.failed(gateway, begun, why),
+            Ok(answer) => shared.failed(gateway, connected, format!("{} {}", answer.status, answer.text())),
+            Err(why) => shared.failed(gateway, connected, why),
         }
     }
 }
@@ -188,8 +187,7 @@ async fn listen(shared: Arc<BackgroundLoadShared>, stop: watch::Receiver<bool>) 
     let BackgroundLoadSpec { long, tokens, .. } = shared.spec;
     let text = request("/v1/chat/completions", "", &chat_body(long, true, tokens));
     while !*stop.borrow() {
-        let (mut stream, gateway) = shared.connect().await;
-        let begun = Instant::now();
+        let BackgroundConnection { mut stream, gateway, connected, .. } = shared.connect().await;
         let mut bytes = Vec::new();
         let exchange = async {
             stream.write_all(text.as_bytes()).await?;
@@ -201,7 +199,7 @@ async fn listen(shared: Arc<BackgroundLoadShared>, stop: watch::Receiver<bool>) 
         } else {
             let last = String::from_utf8_lossy(&bytes);
             let last: String = last.chars().skip(last.chars().count().saturating_sub(300)).collect();
-            shared.failed(gateway, begun, format!("a stream was cut: {ended:?} after {last:?}"));
+            shared.failed(gateway, connected, format!("a stream was cut: {ended:?} after {last:?}"));
         }
     }
 }
@@ -211,13 +209,12 @@ impl BackgroundLoadShared {
         self.gateways.lock().unwrap()
     }
 
-    fn failed(&self, gateway: SocketAddr, begun: Instant, why: String) {
-        self.failed.lock().unwrap().push(FailedLoadRequest { gateway, begun, why });
+    fn failed(&self, gateway: SocketAddr, connected: Instant, why: String) {
+        self.failed.lock().unwrap().push(FailedLoadRequest { gateway, connected, why });
     }
 
     /// Connects to the next gateway in turn that accepts.
-    /// Returns a connection, and the gateway that it leads to: the system forgets the peer of one that was reset.
-    async fn connect(&self) -> (TcpStream, SocketAddr) {
+    async fn connect(&self) -> BackgroundConnection {
         let given_up = Instant::now() + REQUEST_TIMEOUT;
         loop {
             let turn = self.next.fetch_add(1, Relaxed);
@@ -225,10 +222,11 @@ impl BackgroundLoadShared {
                 let gateways = self.gateways();
                 gateways[turn % gateways.len()]
             };
+            let connected = Instant::now();
             match TcpStream::connect(gateway).await {
                 Ok(stream) => {
                     stream.set_nodelay(true).unwrap();
-                    return (stream, gateway);
+                    return BackgroundConnection { stream, gateway, connected, answers: 0 };
                 }
                 // Refused, or reset by a process that was just killed: the client has sent nothing on this connection.
                 Err(error) => assert!(Instant::now() < given_up, "no gateway takes connections: {error}"),
@@ -239,7 +237,9 @@ impl BackgroundLoadShared {
 
 struct BackgroundConnection {
     stream: TcpStream,
+    /// The system forgets the peer of a connection that was reset.
     gateway: SocketAddr,
+    connected: Instant,
     answers: u32,
 }
 

@@ -4,6 +4,8 @@
 //! use it one after the other: they stop its kubelet, its agent, or all of it.
 
 mod agent;
+#[path = "../cluster/slots/agent_process.rs"]
+mod agent_process;
 mod containers;
 #[path = "../cluster/slots/device.rs"]
 #[allow(dead_code, reason = "the tests beside kubelets that they play need the rest of it")]

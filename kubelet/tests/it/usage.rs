@@ -9,7 +9,7 @@ use futures_util::stream;
 use rouse_cluster::device_manager::DeviceManager;
 use rouse_kubelet::{
     ContainerAnnotations, ContainerRuntimeClient, Error, KubeletUsage, PluginServer, PodDevices,
-    PodResourcesClient, SlotUsageSource as _,
+    PodResourcesClient,
     generated::container_runtime::{
         Container, ContainerState, ListContainersRequest, ListContainersResponse,
         runtime_service_server::{RuntimeService, RuntimeServiceServer},

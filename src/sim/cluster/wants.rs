@@ -184,7 +184,7 @@ fn deletes(plan: &PairingPlan, id: &RequesterId) -> bool {
     })
 }
 
-/// Whether only sleepers that nobody has bound may be stopped for this reason.
+/// Whether this reason may stop unbound sleepers only.
 const fn is_for_room(reason: EngineStopReason) -> bool {
     matches!(reason, EngineStopReason::Evicted | EngineStopReason::Displaced | EngineStopReason::Idle)
 }

@@ -5,27 +5,29 @@
 //! again, so no lease of an earlier generation counts as one of the current generation. Leases of earlier generations
 //! still count against a drain: a new generation number does not make the engine idle.
 //!
-//! An order is fenced by (epoch, generation), compared in that order, because the current leader knows best which
-//! generation it means. Among the orders of one leader about one generation, a number shows which came later: an order
-//! that was delayed on its way must not undo a later one. A repeated order changes nothing, except that it may bring a
-//! drain's deadline forward.
+//! Every order is fenced (see [`fence`]). A repeated order changes nothing, except that it may bring a drain's deadline
+//! forward.
+
+mod drain;
+mod fence;
+mod generation;
 
 use std::{
     net::SocketAddr,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use arc_swap::{ArcSwap, Guard};
+use drain::{CutGenerations, DrainStage, GateDrain};
+pub(crate) use fence::GateRejection;
+pub(crate) use generation::{ExchangeTracker, GateGeneration};
 use rouse::{
     fault::Fault,
     model::ModelName,
     units::{Generation, Millis, Tick},
 };
 use rouse_net::{
-    lease::{Gate, Lease, TickClock},
+    lease::TickClock,
     stub_api::{self, CloseGateRequest, DrainDeadlineAction, Epoch, OpenGateRequest},
 };
 use tokio::{
@@ -33,42 +35,11 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use crate::epoch::{EpochTooFarAhead, check_plausible};
-
-/// The gate and the counters of one engine generation.
-#[derive(Debug)]
-pub(crate) struct GateGeneration {
-    pub(crate) generation: Generation,
-    pub(crate) gate: Arc<Gate>,
-    /// Exchanges whose end is not recorded yet. Their leases end a moment earlier.
-    unfinished_exchanges: AtomicU32,
-    /// Exchanges that a revocation ended.
-    cut_exchanges: AtomicU32,
-    notify: Arc<Notify>,
-}
-
 /// The gate and the target that a request needs.
 #[derive(Clone, Debug)]
 pub(crate) struct GateRoute {
     pub(crate) current: Arc<GateGeneration>,
     pub(crate) target: Option<SocketAddr>,
-}
-
-/// One request's exchange within a generation, from its lease until its end is recorded.
-#[derive(Debug)]
-pub(crate) struct ExchangeTracker(Arc<GateGeneration>);
-
-/// Why an order was refused.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum GateRejection {
-    #[error("the order is stale: the stub has already accepted epoch {} and generation {}", .0.epoch, .0.generation.0)]
-    Stale(stub_api::GateStatus),
-    #[error("a later order of the same leader has arrived before this one")]
-    Overtaken(stub_api::GateStatus),
-    #[error("{1}")]
-    OpenBlocked(stub_api::GateStatus, &'static str),
-    #[error("{1}")]
-    EpochTooFarAhead(stub_api::GateStatus, EpochTooFarAhead),
 }
 
 /// Opens, closes and drains the gate.
@@ -101,30 +72,6 @@ struct GateState {
     /// The gate will not open again.
     shutting_down: bool,
     target: Option<SocketAddr>,
-}
-
-/// The generations that one drain revoked. A generation is revoked once, so its cut exchanges belong to that drain even
-/// if they end after the gate reopens.
-#[derive(Debug, Default)]
-struct CutGenerations {
-    generations: Vec<Arc<GateGeneration>>,
-    /// The drain has ended.
-    drain_over: bool,
-}
-
-#[derive(Debug)]
-struct GateDrain {
-    deadline: Option<Instant>,
-    on_deadline: DrainDeadlineAction,
-    stage: DrainStage,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum DrainStage {
-    Running,
-    /// The deadline passed. Depending on the action, the remaining exchanges continue or are being cut.
-    DeadlinePassed,
-    Done,
 }
 
 impl GateController {
@@ -358,37 +305,6 @@ impl GateController {
 }
 
 impl GateState {
-    fn fence(
-        &self,
-        epoch: Epoch,
-        generation: Generation,
-        sequence: Option<u64>,
-    ) -> Result<bool, GateRejection> {
-        match (epoch, generation).cmp(&(self.epoch, self.generation)) {
-            std::cmp::Ordering::Less => Err(GateRejection::Stale(self.view())),
-            std::cmp::Ordering::Equal if sequence.is_some_and(|sequence| sequence < self.sequence) => {
-                Err(GateRejection::Overtaken(self.view()))
-            }
-            order => match check_plausible(epoch, self.epoch) {
-                Ok(()) => Ok(order.is_eq()),
-                Err(far) => Err(GateRejection::EpochTooFarAhead(self.view(), far)),
-            },
-        }
-    }
-
-    /// Records an order. Returns whether the same leader has already sent an order for this generation.
-    fn accept(
-        &mut self,
-        epoch: Epoch,
-        generation: Generation,
-        sequence: Option<u64>,
-    ) -> Result<bool, GateRejection> {
-        let again = self.fence(epoch, generation, sequence)?;
-        (self.epoch, self.generation) = (epoch, generation);
-        self.sequence = sequence.unwrap_or(if again { self.sequence } else { 0 });
-        Ok(again)
-    }
-
     fn close(&mut self, drain: GateDrain, again: bool) {
         let was_open = self.current.gate.is_open();
         self.current.gate.close();
@@ -428,78 +344,6 @@ impl GateState {
             leases: self.all_generations().map(|generation| generation.gate.leases()).sum(),
             deadline: time_left,
             cut: self.cut.count(),
-        }
-    }
-}
-
-impl CutGenerations {
-    /// Returns the number of cut exchanges; `None` while it may grow, or if the drain was abandoned before its
-    /// deadline.
-    fn count(&self) -> Option<u32> {
-        let all_ended =
-            !self.generations.is_empty() && !self.generations.iter().any(|generation| generation.is_used());
-        (self.drain_over || all_ended).then(|| {
-            self.generations.iter().map(|generation| generation.cut_exchanges.load(Ordering::Acquire)).sum()
-        })
-    }
-}
-
-impl GateDrain {
-    /// Merges a repeated order. The deadline counts from the first order, so that a repeat cannot postpone it.
-    /// Exchanges are cut only at a deadline given with `Cut`, never at one given with `Keep`.
-    fn tighten(&mut self, again: Self) {
-        match (self.stage, self.on_deadline, again.on_deadline) {
-            (DrainStage::Running, before, now) if before == now => {
-                self.deadline = [self.deadline, again.deadline].into_iter().flatten().min();
-            }
-            (
-                DrainStage::Running | DrainStage::DeadlinePassed,
-                DrainDeadlineAction::Keep,
-                DrainDeadlineAction::Cut,
-            ) => *self = again,
-            (DrainStage::Running | DrainStage::DeadlinePassed | DrainStage::Done, _, _) => {}
-        }
-    }
-}
-
-impl GateGeneration {
-    fn new(generation: Generation, clock: TickClock, notify: &Arc<Notify>) -> Arc<Self> {
-        Arc::new(Self {
-            generation,
-            gate: Gate::new(None, clock, Arc::clone(notify)),
-            unfinished_exchanges: AtomicU32::new(0),
-            cut_exchanges: AtomicU32::new(0),
-            notify: Arc::clone(notify),
-        })
-    }
-
-    fn is_used(&self) -> bool {
-        self.gate.leases() > 0 || self.unfinished_exchanges.load(Ordering::Acquire) > 0
-    }
-
-    /// Takes a lease for one request if the gate is open.
-    pub(crate) fn take_lease(self: &Arc<Self>) -> Option<(Lease, ExchangeTracker)> {
-        self.unfinished_exchanges.fetch_add(1, Ordering::AcqRel);
-        let part = ExchangeTracker(Arc::clone(self));
-        Some((self.gate.take()?, part))
-    }
-}
-
-impl ExchangeTracker {
-    /// Records that the exchange did not end by itself. Returns whether a revocation ended it.
-    pub(crate) fn record_abnormal_end(&self) -> bool {
-        let cut = self.0.gate.revoked().is_some();
-        if cut {
-            self.0.cut_exchanges.fetch_add(1, Ordering::AcqRel);
-        }
-        cut
-    }
-}
-
-impl Drop for ExchangeTracker {
-    fn drop(&mut self) {
-        if self.0.unfinished_exchanges.fetch_sub(1, Ordering::AcqRel) == 1 && !self.0.gate.is_open() {
-            self.0.notify.notify_one();
         }
     }
 }

@@ -35,11 +35,13 @@ impl EngineManager {
         placement: Option<Arc<ModelPlacement>>,
         first: FirstWrite,
     ) -> u64 {
+        // A variant's own placement describes only one of the Deployments that its engines can have.
+        let describes = |placement: &ModelPlacement| placement.deployment() == *deployment;
         if !self.leading {
             // During the takeover, the count is not known yet.
-            let describes = |placement: &Arc<ModelPlacement>| placement.deployment() == *deployment;
             if let Some(placement) = placement
-                && (describes(&placement) || !self.pending.get(deployment).is_some_and(describes))
+                && (describes(&placement)
+                    || !self.pending.get(deployment).is_some_and(|pending| describes(pending)))
             {
                 self.pending.insert(deployment.clone(), placement);
             }
@@ -50,8 +52,6 @@ impl EngineManager {
             scaler.desired.send_modify(|desired| {
                 desired.version += 1;
                 desired.replicas = replicas;
-                // A variant's own placement describes only one of the Deployments that its engines can have.
-                let describes = |placement: &ModelPlacement| placement.deployment() == *deployment;
                 if let Some(placement) = placement
                     && (describes(&placement) || !describes(&desired.placement))
                 {

@@ -6,11 +6,12 @@ use k8s_openapi::api::core::v1::Toleration;
 use rouse::{pairing::ids::NodeName, warmup::ImageName};
 use serde_json::{Map, Value};
 
-use super::{ResolvedTargets, TargetInputs, add_toleration, matches};
+use super::{ResolvedTargets, TargetInputs, add_toleration};
 use crate::{
     convert::{ModelHosting, ModelVariant, warmup::NodeActions},
     crd::ledger::ObjectName,
     index::ServedVariant,
+    label,
     warmup::pod_template::images,
 };
 
@@ -84,7 +85,7 @@ fn choose(
         let fits = |variant: &WarmVariant<'_>| {
             resolved.pool.is_some()
                 && resolved.pool == variant.served.pool
-                && matches(&variant.converted.node_selector, &node.labels)
+                && label::has_all(&node.labels, &variant.converted.node_selector)
         };
         let fitting = variants.iter().enumerate().filter(|(_, variant)| fits(variant));
         let fitting: Vec<usize> = fitting.map(|(index, _)| index).collect();

@@ -14,12 +14,9 @@ use rouse::{
     units::{Generation, Millis},
 };
 use rouse_config::EngineConfig;
-use rouse_net::process::ProcessGroup;
+use rouse_net::{process::ProcessGroup, timer::sleep_until_some};
 use rouse_platform::engine_client::EngineClient;
-use tokio::{
-    sync::mpsc,
-    time::{self, Instant},
-};
+use tokio::{sync::mpsc, time::Instant};
 
 use super::{
     LocalContext, engine_log,
@@ -172,13 +169,6 @@ async fn reap(
 async fn poll_if_some<T>(work: &mut Option<Pin<Box<dyn Future<Output = T> + Send>>>) -> T {
     match work {
         Some(work) => work.as_mut().await,
-        None => pending().await,
-    }
-}
-
-async fn sleep_until_some(moment: Option<Instant>) {
-    match moment {
-        Some(moment) => time::sleep_until(moment).await,
         None => pending().await,
     }
 }

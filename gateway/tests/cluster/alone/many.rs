@@ -73,7 +73,7 @@ async fn a_thousand_requests_a_second_fail_by_no_kill_no_rolling_restart_and_no_
     phase.ends("the API server restarted", &load);
 
     let outcome = blocking(move || load.end()).await;
-    check(outcome, wanted, |gateway, begun| gateway == killed && begun <= gone);
+    check(outcome, wanted, |gateway, connected| gateway == killed && connected <= gone);
 }
 
 fn name(n: usize) -> String {
@@ -146,7 +146,7 @@ async fn replace_each(world: &Installation<'_>, gateways: &mut [ClusterGateway],
 fn check(outcome: BackgroundLoadResult, wanted: f64, excused: impl Fn(SocketAddr, Instant) -> bool) {
     let BackgroundLoadResult { answered, streams, took, slowest, failed } = outcome;
     let (apart, failed): (Vec<_>, Vec<_>) =
-        failed.into_iter().partition(|failed| excused(failed.gateway, failed.begun));
+        failed.into_iter().partition(|failed| excused(failed.gateway, failed.connected));
     let rate = answered as f64 / took.as_secs_f64();
     println!(
         "{answered} requests in {took:.1?}, {rate:.0} a second, the slowest in {slowest:.1?}; {streams} streams; \

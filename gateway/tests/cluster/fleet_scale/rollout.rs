@@ -168,7 +168,7 @@ async fn until_rolled(fleet: &FleetInstallation<'_>) {
 fn check_load(outcome: BackgroundLoadResult, killed: &EndedGateway) {
     let BackgroundLoadResult { answered, streams, took, slowest, failed } = outcome;
     let (apart, failed): (Vec<_>, Vec<_>) =
-        failed.into_iter().partition(|failed| failed.gateway == killed.api && failed.begun <= killed.at);
+        failed.into_iter().partition(|failed| failed.gateway == killed.api && failed.connected <= killed.at);
     println!(
         "{answered} requests and {streams} streams in {took:.1?}, the slowest request in {slowest:.1?}; {} in flight \
          at the gateway that was killed",

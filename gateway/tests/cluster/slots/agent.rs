@@ -1,27 +1,20 @@
 //! A node agent as a process, beside the device manager that plays its node's kubelet.
 
 use std::{
-    fs::{self, OpenOptions},
+    fs,
     path::{Path, PathBuf},
-    process::Stdio,
     sync::Arc,
     time::Duration,
 };
 
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use nix::sys::signal::Signal;
 use rouse_cluster::{
     device_manager::{DeviceHealth, DeviceManager},
     wait::WAIT_TIMEOUT,
 };
-use tokio::{
-    process::{Child, Command},
-    time::{sleep, timeout},
-};
+use tokio::time::{sleep, timeout};
 
-use super::{device::SharedDevice, fixture::SlotsFixture};
+use super::{agent_process::AgentProcess, device::SharedDevice, fixture::SlotsFixture};
 
 /// A node with a kubelet that the test plays. Without an agent, its devices are unhealthy.
 pub(super) struct SlotNodeFixture {
@@ -30,10 +23,7 @@ pub(super) struct SlotNodeFixture {
     pub(super) kubelet: Arc<DeviceManager>,
     root: PathBuf,
     log: PathBuf,
-    kubeconfig: PathBuf,
-    /// Marks the agent as a process of the cluster.
-    mark: (&'static str, String),
-    agent: Option<Child>,
+    agent: AgentProcess,
 }
 
 impl SlotNodeFixture {
@@ -41,15 +31,16 @@ impl SlotNodeFixture {
     pub(super) async fn new(fixture: &SlotsFixture<'_>, name: &str) -> Self {
         let root = fixture.world.dir.path().join(name);
         fs::create_dir(&root).unwrap();
-        Self {
-            name: fixture.world.runner.node(name).name().to_owned(),
-            kubelet: Arc::new(DeviceManager::start(&root).await.unwrap()),
-            log: root.with_extension("log"),
-            kubeconfig: fixture.kubeconfig.clone(),
-            mark: fixture.world.site.cluster.mark(),
-            root,
-            agent: None,
-        }
+        let (name, log) = (fixture.world.runner.node(name).name().to_owned(), root.with_extension("log"));
+        let agent = AgentProcess::new(
+            env!("CARGO_BIN_EXE_rouse-gateway").into(),
+            &name,
+            [&root, &root.join("no-runtime.sock")],
+            &fixture.kubeconfig,
+            fixture.world.site.cluster.mark(),
+            log.clone(),
+        );
+        Self { name, kubelet: Arc::new(DeviceManager::start(&root).await.unwrap()), root, log, agent }
     }
 
     /// Starts the agent.
@@ -58,47 +49,23 @@ impl SlotNodeFixture {
     }
 
     /// Starts the agent with more arguments and more of an environment.
-    pub(super) fn start_with(&mut self, arguments: &[&str], env: &[(&str, String)]) {
-        let lines = OpenOptions::new().create(true).append(true).open(&self.log).unwrap();
-        let (mark, value) = &self.mark;
-        let child = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
-            .args(["node", "--admin", "127.0.0.1:0"])
-            .arg("--node-name")
-            .arg(&self.name)
-            .arg("--kubelet-dir")
-            .arg(&self.root)
-            .arg("--container-runtime")
-            .arg(self.root.join("no-runtime.sock"))
-            .args(arguments)
-            .env("KUBECONFIG", &self.kubeconfig)
-            .env("ROUSE_LOG", std::env::var("ROUSE_LOG").unwrap_or_else(|_| "info".to_owned()))
-            .env(mark, value)
-            .envs(env.iter().map(|(name, value)| (*name, value)))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(lines)
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        self.agent = Some(child);
+    pub(super) fn start_with(&mut self, args: &[&str], env: &[(&str, String)]) {
+        self.agent.start(args, env);
     }
 
     /// Kills the agent with SIGKILL, and returns once the kubelet knows that its plugins are gone.
     pub(super) async fn kill(&mut self, device: &SharedDevice) {
-        self.signal(Signal::SIGKILL);
-        self.agent_ended().await;
+        self.agent.kill().await;
         self.until_all(device, false).await;
     }
 
     /// Waits until the agent has ended.
     pub(super) async fn agent_ended(&mut self) {
-        let mut agent = self.agent.take().unwrap();
-        timeout(WAIT_TIMEOUT, agent.wait()).await.expect("the agent does not end").unwrap();
+        self.agent.ended().await;
     }
 
     pub(super) fn signal(&self, signal: Signal) {
-        let pid = self.agent.as_ref().and_then(Child::id).expect("the agent has ended");
-        kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
+        self.agent.signal(signal);
     }
 
     /// A file in this node's folder, outside of the kubelet's.

@@ -62,6 +62,8 @@ impl SlotModelsFixture {
         fs::write(node.file("gpus"), format!("{accelerator} 81Gi\n")).unwrap();
         let list = node.file("gpus").display().to_string();
         node.start_with(&["--accelerators-file", &list], &[]);
+        // Before that, a request for a model of this pool is refused: no node of it lists an accelerator.
+        node.until_all(&slots.device("gpu", &accelerator, Some(&node.name)), true).await;
         Self { slots, node, accelerator }
     }
 

@@ -1,29 +1,17 @@
 //! The node agent as a process, with the rights of its account.
 
-use std::{
-    fs::{self, OpenOptions},
-    path::PathBuf,
-    process::Stdio,
-};
+use std::{fs, path::PathBuf};
 
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
-use rouse_cluster::{KubeletNode, wait::WAIT_TIMEOUT};
-use tokio::{
-    process::{Child, Command},
-    time::timeout,
-};
+use nix::sys::signal::Signal;
+use rouse_cluster::KubeletNode;
 
+use super::agent_process::AgentProcess;
 use crate::installation::Installation;
 
 pub(super) struct NodeAgentProcess {
-    program: PathBuf,
-    args: Vec<String>,
-    env: Vec<(&'static str, String)>,
-    log: PathBuf,
-    child: Option<Child>,
+    process: AgentProcess,
+    /// The list of accelerators.
+    accelerators: PathBuf,
 }
 
 impl NodeAgentProcess {
@@ -33,42 +21,26 @@ impl NodeAgentProcess {
         fs::write(&list, accelerators).unwrap();
         let cluster = world.site.cluster;
         let account = world.site.agent_account().await;
-        let kubeconfig = cluster.kubeconfig(&account).unwrap().display().to_string();
-        let args = ["node", "--admin=127.0.0.1:0"].map(str::to_owned).into_iter().chain([
-            format!("--node-name={}", world.runner.name()),
-            format!("--kubelet-dir={}", world.runner.kubelet_folder().display()),
-            format!("--container-runtime={}", world.runner.runtime_socket().display()),
-            format!("--accelerators-file={}", list.display()),
-        ]);
-        let log_filter = std::env::var("ROUSE_LOG").unwrap_or_else(|_| "info".to_owned());
-        Self {
-            program: world.program.clone(),
-            args: args.collect(),
-            env: vec![("KUBECONFIG", kubeconfig), ("ROUSE_LOG", log_filter), cluster.mark()],
+        let kubeconfig = cluster.kubeconfig(&account).unwrap();
+        let process = AgentProcess::new(
+            world.program.clone(),
+            world.runner.name(),
+            [&world.runner.kubelet_folder(), &world.runner.runtime_socket()],
+            &kubeconfig,
+            cluster.mark(),
             // Kept with the cluster's logs if a test fails.
-            log: cluster.logs().join("node-agent.log"),
-            child: None,
-        }
+            cluster.logs().join("node-agent.log"),
+        );
+        Self { process, accelerators: list }
     }
 
     pub(super) fn start(&mut self) {
-        assert!(self.child.is_none(), "the agent runs");
-        let lines = OpenOptions::new().create(true).append(true).open(&self.log).unwrap();
-        let child = Command::new(&self.program)
-            .args(&self.args)
-            .envs(self.env.iter().map(|(name, value)| (*name, value)))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(lines)
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        self.child = Some(child);
+        self.process.start(&["--accelerators-file", self.accelerators.to_str().unwrap()], &[]);
     }
 
     /// Lets the agent run, also after a test that has failed while the agent was stopped or killed.
     pub(super) fn ensure_running(&mut self) {
-        if self.child.is_some() {
+        if self.process.child.is_some() {
             self.signal(Signal::SIGCONT);
         } else {
             self.start();
@@ -77,13 +49,10 @@ impl NodeAgentProcess {
 
     /// Kills the agent with SIGKILL, and returns when it has ended.
     pub(super) async fn kill(&mut self) {
-        self.signal(Signal::SIGKILL);
-        let mut child = self.child.take().unwrap();
-        timeout(WAIT_TIMEOUT, child.wait()).await.expect("the agent does not end").unwrap();
+        self.process.kill().await;
     }
 
     pub(super) fn signal(&self, signal: Signal) {
-        let pid = self.child.as_ref().and_then(Child::id).expect("the agent has ended");
-        kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
+        self.process.signal(signal);
     }
 }

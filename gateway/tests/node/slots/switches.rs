@@ -159,8 +159,8 @@ fn is_requester(pod: &Pod) -> bool {
     annotation(pod, "server-patch").is_some()
 }
 
-/// Prints the times, and holds optimised programs to what is promised: the gate's are built without.
-fn check(node: &SlotsNode, models: usize, took: &[Duration]) {
+/// Prints the times of switches among this many models. Returns the median and the 99th percentile.
+fn percentiles(node: &SlotsNode, models: usize, took: &[Duration]) -> (Duration, Duration) {
     let (median, late) = (took[took.len() / 2], took[took.len() * 99 / 100]);
     let built = if node.is_optimised { "optimised" } else { "not optimised" };
     println!(
@@ -168,10 +168,7 @@ fn check(node: &SlotsNode, models: usize, took: &[Duration]) {
          {late:.1?}",
         took.len()
     );
-    if node.is_optimised {
-        assert!(median <= PROMISED.0, "median {median:?}");
-        assert!(late <= PROMISED.1, "99th percentile {late:?}");
-    }
+    (median, late)
 }
 
 #[test]
@@ -179,8 +176,13 @@ fn two_and_eight_models_switch_on_one_accelerator_within_150_ms_and_no_pod_is_ma
     run(async {
         let node = slots_node().await;
         let count = if node.is_optimised { 100 } else { 40 };
-        check(&node, 2, &Box::pin(node.switch(&MODELS[..2], count)).await);
-        check(&node, MODELS.len(), &Box::pin(node.switch(&MODELS, count)).await);
+        let of_two = percentiles(&node, 2, &Box::pin(node.switch(&MODELS[..2], count)).await);
+        let of_all = percentiles(&node, MODELS.len(), &Box::pin(node.switch(&MODELS, count)).await);
+        // What is promised holds for optimised programs, and the gate's are not.
+        for (median, late) in [of_two, of_all].into_iter().filter(|_| node.is_optimised) {
+            assert!(median <= PROMISED.0, "median {median:?}");
+            assert!(late <= PROMISED.1, "99th percentile {late:?}");
+        }
 
         let device = node.device(ACCELERATOR_CONFIGURATION, ACCELERATOR, Some(node.name()));
         let usage = device.usage().await;

@@ -45,12 +45,8 @@ impl PlanBuilder<'_> {
                 .find(|(_, room)| predicate(room))
         };
         if let Some((candidate, _)) = find_by_status(|room| *room == PlacementStatus::Ready) {
-            let text =
-                format!("moving to {}, which has room: the engine stops first", accelerator_list(candidate));
             let candidate = candidate.clone();
-            self.claim(id, &candidate);
-            self.stop(id);
-            self.set_reason(id, ModelReason::starting(&text));
+            self.move_to(id, &candidate, "which has room");
             return true;
         }
         if let Some((candidate, room)) =
@@ -75,14 +71,16 @@ impl PlanBuilder<'_> {
         let Some(candidate) = self.relocation_candidates(id, spec).into_iter().next() else {
             return false;
         };
-        let text = format!(
-            "moving to {}, because its own accelerators are faulty or gone: the engine stops first",
-            accelerator_list(&candidate)
-        );
-        self.claim(id, &candidate);
+        self.move_to(id, &candidate, "because its own accelerators are faulty or gone");
+        true
+    }
+
+    /// Stops an engine to start it on this candidate. `why` explains the move in the reason's text.
+    fn move_to(&mut self, id: &EngineId, candidate: &PlacementCandidate, why: &str) {
+        let text = format!("moving to {}, {why}: the engine stops first", accelerator_list(candidate));
+        self.claim(id, candidate);
         self.stop(id);
         self.set_reason(id, ModelReason::starting(&text));
-        true
     }
 
     /// Requests readings where the meter shows other programs' memory, which only the meter can show as freed.

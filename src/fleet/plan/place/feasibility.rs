@@ -10,7 +10,7 @@ use crate::{
         explain::ModelReason,
         plan::{
             Planner,
-            place::{MAX_CANDIDATES, PlacementCandidate},
+            place::{PlacementCandidate, accelerator_sets::MAX_CANDIDATES},
         },
         state::ledger::{AcceleratorAccount, amount::ResourceAmount},
     },
@@ -119,8 +119,8 @@ impl Planner {
     pub(in crate::fleet) fn could_hold_on_open_nodes(&self, spec: &ModelSpec) -> bool {
         let AcceleratorRequirement::Slots { pool, count } = &spec.accelerators else { return true };
         let accounts = &self.ledger.accelerators;
-        let is_open = |id: &AcceleratorId| accounts.get(id).is_some_and(|account| !account.cordoned);
-        !self.node_sets(pool, *count as usize, 1, |id| is_open(id) && self.could_hold(id, spec)).is_empty()
+        let could_start = |id: &AcceleratorId| accounts.is_open(id) && self.could_hold(id, spec);
+        !self.node_sets(pool, *count as usize, 1, could_start).is_empty()
     }
 
     fn could_hold(&self, on: &AcceleratorId, spec: &ModelSpec) -> bool {

@@ -93,6 +93,11 @@ impl AcceleratorAccounts {
         members.filter_map(|id| Some((id, self.get(id)?)))
     }
 
+    /// Whether the node of this accelerator takes new Pods.
+    pub(in crate::fleet) fn is_open(&self, id: &AcceleratorId) -> bool {
+        self.get(id).is_some_and(|account| !account.cordoned)
+    }
+
     pub(in crate::fleet) fn awaiting_reading(
         &self,
     ) -> impl Iterator<Item = (&AcceleratorId, &AcceleratorAccount)> {

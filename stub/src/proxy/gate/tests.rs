@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use rouse_net::lease::Lease;
+
 use super::*;
 
 const KEEP: DrainDeadlineAction = DrainDeadlineAction::Keep;

@@ -74,7 +74,7 @@ alive() {
     done
     return 1
 }
-# An error means that there is nobody.
+# An error means that no process is left.
 kill -KILL -1 2> /dev/null || true
 while alive; do sleep 0.02; done
 

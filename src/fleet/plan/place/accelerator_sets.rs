@@ -1,9 +1,11 @@
-//! Sets of accelerators of one node, out of all accelerators of a pool.
+//! Sets of accelerators: out of a list, or out of a pool, each set of one node.
 
 use std::collections::BTreeMap;
 
-use super::combinations;
 use crate::model::AcceleratorId;
+
+/// Limit on combinations; those with the most free memory come first.
+pub(super) const MAX_CANDIDATES: usize = 64;
 
 /// Returns sets of `count` accelerators of one node, at most `limit`.
 ///
@@ -31,6 +33,37 @@ pub(super) fn sets_of_one_node<'a>(
     }
     sets.truncate(limit);
     sets
+}
+
+/// Returns sets of `n`, in the order of the list, at most [`MAX_CANDIDATES`].
+pub(super) fn combinations(ids: &[AcceleratorId], n: usize) -> Vec<Vec<AcceleratorId>> {
+    let mut out = Vec::new();
+    let mut chosen = Vec::new();
+    collect_combinations(ids, n, &mut chosen, &mut out);
+    out
+}
+
+fn collect_combinations(
+    ids: &[AcceleratorId],
+    n: usize,
+    chosen: &mut Vec<AcceleratorId>,
+    out: &mut Vec<Vec<AcceleratorId>>,
+) {
+    if out.len() >= MAX_CANDIDATES {
+        return;
+    }
+    if n == 0 {
+        out.push(chosen.clone());
+        return;
+    }
+    for (at, id) in ids.iter().enumerate() {
+        if ids.len() - at < n {
+            return;
+        }
+        chosen.push(id.clone());
+        collect_combinations(ids.get(at + 1..).unwrap_or_default(), n - 1, chosen, out);
+        chosen.pop();
+    }
 }
 
 #[cfg(test)]
@@ -63,5 +96,15 @@ mod tests {
     fn no_more_sets_are_made_than_asked_for() {
         assert_eq!(sets(&["a1", "b1", "b2", "a2", "a3"], 2, 3), ["b1 b2", "a1 a2", "a1 a3"]);
         assert_eq!(sets(&["a1", "b1"], 1, 1), ["a1"]);
+    }
+
+    #[test]
+    fn combinations_are_complete_and_bounded() {
+        let ids: Vec<AcceleratorId> = (0..4).map(|i| AcceleratorId::from(format!("gpu-{i}"))).collect();
+        assert_eq!(combinations(&ids, 2).len(), 6);
+        assert_eq!(combinations(&ids, 4).len(), 1);
+        assert!(combinations(&ids, 5).is_empty());
+        let many: Vec<AcceleratorId> = (0..16).map(|i| AcceleratorId::from(format!("gpu-{i}"))).collect();
+        assert_eq!(combinations(&many, 8).len(), MAX_CANDIDATES);
     }
 }
