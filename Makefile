@@ -31,8 +31,10 @@ DENY_VERSION := 0.20.2
 DENY := $(CACHE)/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
 ADVISORIES := https://github.com/RustSec/advisory-db
 
-# Helm, with which the chart is checked, from the Go module that testing/helm/go.mod pins.
+# Helm, with which the chart is checked, from the Go module that testing/helm/go.mod pins. The tests in a
+# cluster and on a node render the chart with it.
 HELM := $(CACHE)/helm-$(shell sed -n 's|^.*helm.sh/helm/v3 v||p' testing/helm/go.mod | cut -d ' ' -f 1)/helm
+export ROUSE_HELM := $(HELM)
 
 ENGINES := gateway/tests/engines
 VENV := $(CACHE)/engines-$(shell cat $(ENGINES)/requirements.txt | sha256sum | cut -c1-16)
@@ -122,18 +124,25 @@ test-cluster: $(NEXTEST) $(HELM) ## The cluster tests: a real kube-apiserver on 
 	@$(PART) "building the cluster's tests" 60 $(RUN_TESTS) --test cluster --no-run
 	@$(PART) "the optimised programs" 240 $(MAKE) build-counted
 	@$(PART) "the cluster: a real control plane, Pods as processes" 525 \
-	    env ROUSE_OPTIMISED="$(OPTIMISED)" ROUSE_HELM="$(HELM)" "$(TARGET)/debug/with-cluster" \
+	    env ROUSE_OPTIMISED="$(OPTIMISED)" "$(TARGET)/debug/with-cluster" \
 	    $(RUN_TESTS) --test cluster --test-threads $(CLUSTER_TESTS_AT_ONCE) $(ARGS)
+
+# Gateways have the rights that the chart renders: for their own namespace, or for every one. The gate runs the first of
+# both and the soak the second.
+.PHONY: test-cluster-chart
+test-cluster-chart: ## The cluster tests twice, with the chart's rights for one namespace and for every namespace (ARGS="NAME")
+	@env ROUSE_RIGHTS=namespace $(MAKE) test-cluster
+	@env ROUSE_RIGHTS=cluster $(MAKE) test-cluster
 
 .PHONY: hot-start
 hot-start: PROFILE = soak
-hot-start: $(NEXTEST) ## How long requesters wait for sleepers that are there, twenty at once in ten rounds, held to what is promised
+hot-start: $(NEXTEST) $(HELM) ## How long requesters wait for sleepers that are there, twenty at once in ten rounds, held to what is promised
 	@$(MAKE) cluster build-counted RINGS=ring1
 	env ROUSE_SOAK=1 ROUSE_OPTIMISED="$(OPTIMISED)" $(RUN_TESTS) --test cluster --no-capture -E 'test(/^alone::hot/)'
 
 .PHONY: fleet-scale
 fleet-scale: PROFILE = soak
-fleet-scale: $(NEXTEST) ## A leader with 1,000 models, 5,000 engines and 10 gateways, held to what is promised
+fleet-scale: $(NEXTEST) $(HELM) ## A leader with 1,000 models, 5,000 engines and 10 gateways, held to what is promised
 	@$(MAKE) cluster build-counted RINGS=ring1
 	env ROUSE_SOAK=1 ROUSE_OPTIMISED="$(OPTIMISED)" $(RUN_TESTS) --test cluster --no-capture -E 'test(/^fleet_scale::/)'
 
@@ -164,10 +173,10 @@ test-node: programs $(HELM) ## A real kubelet and containerd with our images, wh
 	@$(PART) "the node's images" 25 images/build "$(TARGET)/debug" "$(TARGET)/debug/images" \
 	    rouse-gateway rouse-stub engine-sim rouse-pause
 	@$(PART) "the node: kubelet, containerd and kube-scheduler, Pods in containers" 215 \
-	    env ROUSE_HELM="$(HELM)" timeout --kill-after 10 900 cargo test --workspace --locked --test node -- $(ARGS)
+	    timeout --kill-after 10 900 cargo test --workspace --locked --test node -- $(ARGS)
 
 .PHONY: slot-switches
-slot-switches: programs ## How long a switch between models on slots takes, with optimised programs on a real kubelet, held to what is promised
+slot-switches: programs $(HELM) ## How long a switch between models on slots takes, with optimised programs on a real kubelet, held to what is promised
 	@$(MAKE) cluster build-counted
 	images/build "$(TARGET)/debug" "$(TARGET)/debug/images" rouse-stub engine-sim rouse-pause
 	images/build "$(OPTIMISED)" "$(OPTIMISED)/images" rouse-stub
@@ -200,6 +209,11 @@ test-gpu: $(if $(and $(ROUSE_GATEWAY),$(ROUSE_STUB)),,programs) ## The gateway a
 	    ROUSE_STUB="$(or $(ROUSE_STUB),$(TARGET)/debug/rouse-stub)"; \
 	    $(PART) "a real GPU: NVML, memory, and models that take turns" 240 "$(PYTHON)" $(PYTEST) $(GPU) $(ARGS)
 
+# Not part of a gate: it builds the gateway from nothing, as a reader of the pages does.
+.PHONY: newcomer
+newcomer: ## README and quickstarts followed as they are written, with the time of each step (PARTS="machine cluster"; the second takes root)
+	packaging/newcomer $(or $(PARTS),machine cluster)
+
 # What the gate samples, whole: more seeds, longer traces, each write of a leader.
 .PHONY: soak
 soak: $(NEXTEST) ## Everything exhaustive, whole (SEEDS=20000 STEPS=1000 SECONDS_OF_SOAK=600)
@@ -221,7 +235,7 @@ soak-cluster: $(NEXTEST) $(HELM)
 	@$(PART) "Kubernetes for the cluster's tests" 5 $(MAKE) cluster RINGS=ring1
 	@$(PART) "building the cluster's tests" 60 $(RUN_TESTS) --test cluster --no-run
 	@$(PART) "the optimised programs" 240 $(MAKE) build-counted
-	@$(PART) "the cluster, whole" 3900 env ROUSE_SOAK=1 ROUSE_OPTIMISED="$(OPTIMISED)" ROUSE_HELM="$(HELM)" \
+	@$(PART) "the cluster, whole" 3900 env ROUSE_SOAK=1 ROUSE_RIGHTS=cluster ROUSE_OPTIMISED="$(OPTIMISED)" \
 	    "$(TARGET)/debug/with-cluster" $(RUN_TESTS) --test cluster --test-threads $(CLUSTER_TESTS_AT_ONCE) $(ARGS)
 
 # ---- images
@@ -242,6 +256,7 @@ test-images: programs ## The images, run with their own files only, read-only an
 	@$(call sboms,$(TARGET)/debug)
 	@$(PART) "images: built from this tree's programs" 60 images/build "$(TARGET)/debug" "$(TARGET)/debug/images"
 	@$(PART) "images: run" 60 images/test "$(TARGET)/debug/images"
+	@$(PART) "images: of two architectures" 15 images/check
 
 # ---- the chart and the package
 
@@ -257,17 +272,27 @@ package: ## A Debian package of the gateway in target/packages (a release build 
 	packaging/debian/build "$(TARGET)/release/rouse-gateway" "$(TARGET)/packages" "$(TARGET)/release/rouse-gateway.cdx.json"
 	packaging/debian/check "$(TARGET)"/packages/rouse-gateway_*.deb
 
-# The package has the optimised program that `test-bench` has built, packed without much compression.
 .PHONY: test-chart
 test-chart: $(HELM) ## The chart linted and rendered, a Debian package built and checked; neither is installed
-	@$(PART) "the optimised programs" 240 $(MAKE) build-counted
+	@$(MAKE) build-package
 	@$(PART) "the chart: rendered with every set of values" 12 env HELM="$(HELM)" charts/check
-	@$(call sboms,$(OPTIMISED))
 	@$(PART) "the SBOMs: checked" 6 packaging/check-sbom "$(OPTIMISED)"/rouse-*.cdx.json
+	@$(PART) "the package: checked" 4 packaging/debian/check $(PACKAGE)
+
+# Not part of `test-all`: its first run fetches a Debian.
+.PHONY: test-package
+test-package: build-package ## The Debian package installed where systemd boots as PID 1: starts, restarts, an upgrade, removal (takes root)
+	@$(PART) "the package: in a Debian that boots" 20 packaging/debian/boot $(PACKAGE) packaging/debian/boot-check
+
+# It has the optimised program that `test-bench` has built, packed without much compression.
+PACKAGE = "$(OPTIMISED)"/packages/rouse-gateway_*.deb
+.PHONY: build-package
+build-package:
+	@$(PART) "the optimised programs" 240 $(MAKE) build-counted
+	@$(call sboms,$(OPTIMISED))
 	@rm -rf "$(OPTIMISED)/packages"
 	@$(PART) "the package: built" 6 env DPKG_DEB_COMPRESSOR_LEVEL=0 \
 	    packaging/debian/build "$(OPTIMISED)/rouse-gateway" "$(OPTIMISED)/packages" "$(OPTIMISED)/rouse-gateway.cdx.json"
-	@$(PART) "the package: checked" 4 packaging/debian/check "$(OPTIMISED)"/packages/rouse-gateway_*.deb
 
 # ---- measure
 

@@ -86,6 +86,16 @@ def check_objects(name, all):
             check(isinstance(load(text), dict), f"{name}: the configuration is no mapping")
 
 
+def check_saturation(name, all):
+    """Gateways watch the thresholds of saturation exactly if they have the right to: without it, each list fails."""
+    may = any(each["kind"] == "Role" and each["metadata"]["name"].endswith("-gateway-saturation") for each in all)
+    texts = [each["data"]["rouse.yaml"] for each in all if "rouse.yaml" in each.get("data", {})]
+    for text in texts:
+        watches = load(text)["kubernetes"]["saturation"]["enabled"]
+        check(watches == may, f"{name}: saturation.enabled is {watches} for gateways, and their right is {may}")
+    check(texts, f"{name}: there is no configuration")
+
+
 def check_definitions(all):
     """The definitions are those of the files, but for what helm needs."""
     written = [each for file in (chart / "definitions").iterdir() for each in objects(file)]
@@ -137,6 +147,7 @@ values(
 )
 for file in sorted(rendered.glob("*.yaml")):
     check_objects(file.stem, objects(file))
+    check_saturation(file.stem, objects(file))
 check_definitions(objects(rendered / "defaults.yaml"))
 check_everything(objects(rendered / "everything.yaml"))
 check_all_namespaces(objects(rendered / "all-namespaces.yaml"))

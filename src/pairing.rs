@@ -50,6 +50,7 @@ mod outcome;
 mod plan_context;
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
@@ -141,7 +142,7 @@ impl Pairing {
             plan.planned_nodes.push(name.clone());
             let Some(node) = self.nodes.get(&name) else { continue };
             let mut builder = NodePlanBuilder {
-                node: PairingNode::clone(node),
+                node: Cow::Borrowed(node.as_ref()),
                 context: PlanContext {
                     settings: &self.settings,
                     template_statuses: &self.template_statuses,
@@ -154,7 +155,9 @@ impl Pairing {
                 commands: Vec::new(),
                 reasons: BTreeMap::new(),
             };
-            builder.node.release_expired(&self.settings, now);
+            if !builder.node.vanished.is_empty() {
+                builder.node.to_mut().release_expired(&self.settings, now);
+            }
             builder.decide();
             (serial, generation) = (builder.serial, builder.generation);
             plan.commands.append(&mut builder.commands);

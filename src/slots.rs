@@ -23,8 +23,9 @@
 //! There are two ways to a slot. The resource of an instance offers its slots. The resource of a configuration offers
 //! *virtual devices*: a container that requests two of them gets slots of two instances ([`virtual_devices`]).
 //!
-//! The leader frees what no agent can ([`SlotsController`]): the slots of lost nodes. It also keeps the map at the
-//! capacity, deletes instances that no node sees any more, and deletes Pods that a kubelet rejected.
+//! The leader frees what no agent can ([`SlotsController`]): the slots of lost nodes, and of nodes whose agent is gone.
+//! It also keeps the map at the capacity, deletes instances that no node sees any more, and deletes Pods that a kubelet
+//! rejected.
 
 pub mod claim;
 pub mod command;
@@ -49,8 +50,8 @@ pub use self::{
     ids::{ConfigurationName, InstanceName, SlotName, VirtualId},
     instance::{InstanceUsage, LayoutChange, SlotChange, SlotConflict, UnusedChange},
     names::{
-        MAX_CAPACITY, RESOURCE_DOMAIN, SLOT_ANNOTATION, configuration_resource, instance_name,
-        instance_resource, property_suffix, slot_name, slot_number, virtual_id,
+        MAX_CAPACITY, RESOURCE_DOMAIN, SLOT_ANNOTATION, configuration_resource, device_resources,
+        instance_name, instance_resource, property_suffix, slot_name, slot_number, virtual_id,
     },
     reclaim::Reclaimer,
     usage::{SlotUsage, SlotUsageError},

@@ -4,7 +4,7 @@
 macro_rules! string_ids {
     ($($(#[$attribute:meta])* $name:ident;)*) => {$(
         $(#[$attribute])*
-        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+        #[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
         #[serde(transparent)]
         pub struct $name(std::sync::Arc<str>);
 
@@ -12,6 +12,23 @@ macro_rules! string_ids {
             #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
+            }
+        }
+        impl Ord for $name {
+            /// Compares the texts, unless both are one allocation, as equal keys of a map mostly are.
+            #[inline]
+            fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+                if std::sync::Arc::ptr_eq(&self.0, &other.0) {
+                    std::cmp::Ordering::Equal
+                } else {
+                    self.0.cmp(&other.0)
+                }
+            }
+        }
+        impl PartialOrd for $name {
+            #[inline]
+            fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+                Some(self.cmp(other))
             }
         }
         impl From<&str> for $name {

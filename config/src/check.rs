@@ -9,7 +9,12 @@ use rouse::{
     units::{Bytes, Millis, pluralize},
 };
 
-use super::{Config, ConfigProblem, EngineConfig, EngineKind, SleepApi, SourceLocation, TlsConfig};
+use super::{
+    Config, ConfigProblem, EngineConfig, EngineKind, SleepApi, SourceLocation, TlsConfig, command_options,
+};
+
+/// SGLang's flag for a copy of the weights in RAM while the engine sleeps at level 1.
+const WEIGHTS_BACKUP_FLAG: &str = "--enable-weights-cpu-backup";
 
 /// Findings of `check` for a valid file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,6 +44,7 @@ pub fn check(config: &Config) -> CheckFindings {
         check_saturation(config, spec, &mut warn);
         if let Some(model) = config.engines.get(&spec.name) {
             check_engine(model, &mut warn);
+            check_weights_backup(model, spec.idle.level, &mut warn);
         }
     }
     let unknown = config.accelerators_auto && config.core.accelerators.is_empty();
@@ -268,5 +274,20 @@ fn check_engine(model: &EngineConfig, warn: &mut impl FnMut(String)) {
              gateway rejects the engine after its start"
                 .to_owned(),
         );
+    }
+}
+
+/// Warns if an SGLang engine may sleep at level 1 and cannot restore its weights from there.
+fn check_weights_backup(model: &EngineConfig, level: SleepLevelPolicy, warn: &mut impl FnMut(String)) {
+    let may_use_level_1 = !matches!(level, SleepLevelPolicy::Two | SleepLevelPolicy::Never);
+    if model.kind == EngineKind::Sglang
+        && model.sleep == SleepApi::Sglang
+        && may_use_level_1
+        && !command_options::is_on(&model.command, WEIGHTS_BACKUP_FLAG)
+    {
+        warn(format!(
+            "the command has no {WEIGHTS_BACKUP_FLAG}: SGLang does not restore its weights at a wake from level 1, and \
+             the answers are noise; add it, or set idle: {{level: 2}}"
+        ));
     }
 }

@@ -31,7 +31,8 @@ pub struct KubernetesConfig {
     pub any_backend: bool,
     /// Prometheus that reports the accelerators' used memory, besides the stubs, and the load of engines.
     pub prometheus: Option<PrometheusConfig>,
-    pub saturation: SaturationConfig,
+    /// How to scale models by the load of their engines; `None` disables it.
+    pub saturation: Option<SaturationConfig>,
     pub warmup: WarmupConfig,
     /// How to serve requesters; `None` disables it.
     pub dual_pods: Option<DualPodsConfig>,

@@ -76,15 +76,17 @@ impl Default for SaturationConfig {
     }
 }
 
-/// Reads `kubernetes.saturation`. `has_prometheus`: `kubernetes.prometheus` is configured.
+/// Reads `kubernetes.saturation`; `None` if it is disabled. `has_prometheus`: `kubernetes.prometheus` is configured.
 pub(super) fn of_cluster(
     reader: &mut ConfigReader,
     kubernetes: &mut ConfigSection,
     has_prometheus: bool,
-) -> SaturationConfig {
+) -> Option<SaturationConfig> {
     kubernetes.sub(reader, "saturation", |reader, section| {
+        let is_enabled = section.read(reader, "enabled", ConfigReader::flag).unwrap_or(true);
         let source = section.read(reader, "source", |reader, node| source(reader, node, has_prometheus));
-        SaturationConfig { source: source.unwrap_or_default(), ..settings(reader, section) }
+        let config = SaturationConfig { source: source.unwrap_or_default(), ..settings(reader, section) };
+        is_enabled.then_some(config)
     })
 }
 

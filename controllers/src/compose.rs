@@ -38,13 +38,13 @@ pub fn compose(base: &Config, resolved: &Resolved) -> Config {
 /// Returns what the decisions know of a pool as accelerators.
 fn accelerators(name: &str, pool: &ResolvedPool) -> Vec<Accelerator> {
     let (id, total) = (AcceleratorId::from(name), pool.total.unwrap_or_default());
-    let Some(slots) = &pool.slots else {
+    if pool.slots.is_none() {
         return vec![Accelerator { units: pool.units, ..Accelerator::new(id, total) }];
-    };
+    }
     let of_pool = |(uuid, accelerator): (&AcceleratorId, &SlotAccelerator)| {
         let capacity = if pool.problem.is_none() { accelerator.capacity } else { Bytes::ZERO };
         Accelerator {
-            units: Some(slots.each),
+            units: Some(accelerator.slots),
             pool: Some(id.clone()),
             node: Some(accelerator.node.clone()),
             cordoned: !accelerator.takes_pods,
@@ -158,20 +158,20 @@ mod tests {
             "spec": {},
             "status": {"accelerators": [
                 {"uuid": "GPU-1", "capacity": "79Gi", "healthy": true},
-                {"uuid": "GPU-2", "capacity": "79Gi", "healthy": false},
+                {"uuid": "GPU-2", "capacity": "79Gi", "healthy": false, "configuration": "h100", "slots": 2},
             ]},
         });
         index.apply(IndexedObject::AcceleratorNode(serde_json::from_value(listed).unwrap()));
         let base = rouse_config::parse("", "test").unwrap();
-        let with_slots = |uuid: &str, gib: u64| Accelerator {
-            units: Some(3),
+        let with_slots = |uuid: &str, gib: u64, slots: u32| Accelerator {
+            units: Some(slots),
             pool: Some("p".into()),
             node: Some("n".to_owned()),
             host_memory: Some(Bytes::gib(64)),
             ..Accelerator::new(uuid.into(), Bytes::gib(gib))
         };
         let accelerators = |index: &mut ClusterIndex| compose(&base, &index.resolved()).core.accelerators;
-        assert_eq!(accelerators(&mut index), [with_slots("GPU-1", 79), with_slots("GPU-2", 0)]);
+        assert_eq!(accelerators(&mut index), [with_slots("GPU-1", 79, 3), with_slots("GPU-2", 0, 2)]);
         // The overlap keeps the nodes of both pools from both.
         apply(&mut index, "AcceleratorPool", "twin", json!({"nodeSelector": {"inference-pool": "p"}}));
         let found = accelerators(&mut index);

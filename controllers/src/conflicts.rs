@@ -4,14 +4,17 @@
 //! quantity must not move the right to a name. Among objects created in the same second, the order of their object
 //! names decides. An object whose name or alias is taken claims none of its other names.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 
 use super::{
     crd::{InferenceModel, ledger::ObjectName},
-    rejection::Rejection,
+    rejection::{DependencyCycle, Rejection},
 };
 
 /// The names and dependencies that one object claims.
@@ -56,10 +59,10 @@ pub fn find_conflicts(claims: &[ModelClaim]) -> BTreeMap<ObjectName, Rejection> 
     let by_object: BTreeMap<&ObjectName, &ModelClaim> =
         claims.iter().map(|claim| (&claim.object, claim)).collect();
     for cycle in cycles(&by_object) {
-        for (position, object) in cycle.iter().enumerate() {
-            let round = cycle.iter().cycle().skip(position).take(cycle.len() + 1);
-            let path = round.map(|object| object.name.clone()).collect();
-            refused.entry((*object).clone()).or_insert(Rejection::Cycle(path));
+        let models: Arc<[String]> = cycle.iter().map(|object| object.name.clone()).collect();
+        for (first, object) in cycle.iter().enumerate() {
+            let cycle = DependencyCycle::new(Arc::clone(&models), first);
+            refused.entry((*object).clone()).or_insert(Rejection::Cycle(cycle));
         }
     }
     unserved(&by_object, &mut refused);
@@ -98,15 +101,14 @@ fn cycles<'a>(claims: &BTreeMap<&'a ObjectName, &'a ModelClaim>) -> Vec<Vec<&'a 
     let mut cycles: Vec<Vec<&ObjectName>> = Vec::new();
     let mut done = BTreeSet::new();
     for start in claims.keys() {
-        if done.contains(*start) || cycles.iter().any(|cycle| cycle.contains(start)) {
-            continue;
+        if !done.contains(*start) {
+            walk(claims, start, &mut done, &mut cycles);
         }
-        walk(claims, start, &mut done, &mut cycles);
     }
     cycles
 }
 
-/// Searches depth first with an explicit stack.
+/// Searches depth first with an explicit stack. All objects that it reaches are done then.
 ///
 /// A chain of thousands could overflow the thread's stack.
 fn walk<'a>(
@@ -116,17 +118,20 @@ fn walk<'a>(
     cycles: &mut Vec<Vec<&'a ObjectName>>,
 ) {
     let mut path: Vec<(&ObjectName, usize)> = vec![(start, 0)];
+    let mut positions: BTreeMap<&ObjectName, usize> = BTreeMap::from([(start, 0)]);
     while let Some((object, next)) = path.last_mut() {
         let claim = claims.get(*object);
         let Some(dependency) = claim.and_then(|claim| claim.dependencies.get(*next)) else {
+            positions.remove(*object);
             done.insert(*object);
             path.pop();
             continue;
         };
         *next += 1;
-        if let Some(from) = path.iter().position(|(object, _)| *object == dependency) {
-            cycles.push(path.iter().skip(from).map(|(object, _)| *object).collect());
+        if let Some(from) = positions.get(dependency) {
+            cycles.push(path.iter().skip(*from).map(|(object, _)| *object).collect());
         } else if !done.contains(dependency) && claims.contains_key(dependency) {
+            positions.insert(dependency, path.len());
             path.push((dependency, 0));
         }
     }

@@ -34,7 +34,7 @@ use super::{
         inference_model::{self as written, ServingMode, WarmupMode},
         ledger::ObjectName,
     },
-    rejection::{Rejection, Rejections},
+    rejection::{DependencyCycle, Rejection, Rejections},
 };
 use crate::dual_pods::keys::SERVER_CONFIG;
 
@@ -133,7 +133,8 @@ pub fn convert(object: &InferenceModel, policy: ConversionPolicy) -> Result<Conv
     let dependencies = spec.dependencies.iter().map(|name| ObjectName::new(object.namespace.clone(), name));
     let dependencies: Vec<_> = dependencies.collect();
     if dependencies.contains(&object) {
-        reader.reject(Rejection::Cycle(vec![object.name.clone(), object.name.clone()]));
+        let itself = DependencyCycle::new(Arc::new([object.name.clone()]), 0);
+        reader.reject(Rejection::Cycle(itself));
     }
     let common = variant_defaults(&mut reader, spec);
     let saturation = saturation::settings(&mut reader, spec);

@@ -39,6 +39,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::BoxFuture;
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta},
     jiff::Timestamp,
@@ -241,14 +242,16 @@ impl StoredReplica {
     }
 }
 
-/// Deletes a gateway's GatewayReplica on an orderly shutdown.
-pub(crate) async fn remove(client: Client, namespace: &str, name: &str) {
+/// Deletes a gateway's GatewayReplica on an orderly shutdown. Boxed for the program's size (ADR 18).
+pub(crate) fn remove<'a>(client: Client, namespace: &str, name: &'a str) -> BoxFuture<'a, ()> {
     let api: Api<GatewayReplica> = Api::namespaced(client, namespace);
-    match time::timeout(CALL_TIMEOUT, api.delete(name, &DeleteParams::default())).await {
-        Ok(Ok(_)) => {}
-        Ok(Err(error)) => tracing::debug!(%error, "deletion of this gateway's GatewayReplica failed"),
-        Err(_) => tracing::debug!("deletion of this gateway's GatewayReplica timed out"),
-    }
+    Box::pin(async move {
+        match time::timeout(CALL_TIMEOUT, api.delete(name, &DeleteParams::default())).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "deletion of this gateway's GatewayReplica failed"),
+            Err(_) => tracing::debug!("deletion of this gateway's GatewayReplica timed out"),
+        }
+    })
 }
 
 /// Sends the other gateways' demand to the driver until it is dropped.

@@ -32,6 +32,7 @@ mod watches;
 use std::{path::PathBuf, sync::Arc};
 
 use anyhow::Context as _;
+use futures_util::future::LocalBoxFuture;
 use kube::Client;
 use prometheus::Registry;
 use rouse::{pairing::ids::NodeName, units::Bytes};
@@ -86,11 +87,19 @@ pub struct NodeAgentRuntime {
 }
 
 impl NodeAgentRuntime {
-    /// Starts the agent. Its metrics are in `registry`.
+    /// Starts the agent. Its metrics are in `registry`. The future is boxed for the program's size (ADR 18).
     ///
     /// # Errors
     /// There is no configuration of the Kubernetes API, or it cannot be used.
-    pub async fn start(
+    pub fn start(
+        settings: NodeAgentSettings,
+        clock: TickClock,
+        registry: &Registry,
+    ) -> LocalBoxFuture<'_, anyhow::Result<Self>> {
+        Box::pin(Self::start_all(settings, clock, registry))
+    }
+
+    async fn start_all(
         settings: NodeAgentSettings,
         clock: TickClock,
         registry: &Registry,
@@ -151,7 +160,11 @@ impl NodeAgentRuntime {
     ///
     /// # Errors
     /// A vital task ended.
-    pub async fn run(mut self, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
+    pub fn run(self, stop: LocalBoxFuture<'_, ()>) -> LocalBoxFuture<'_, anyhow::Result<()>> {
+        Box::pin(self.run_until(stop))
+    }
+
+    async fn run_until(mut self, stop: LocalBoxFuture<'_, ()>) -> anyhow::Result<()> {
         let outcome = tokio::select! {
             () = stop => Ok(()),
             () = self.plugins.run() => Err(anyhow::anyhow!("the device plugins ended")),

@@ -4,6 +4,7 @@
 //! behind. So its own deadline follows from the Pod's grace period. No environment variable has that, so the gateway
 //! asks the API server.
 
+use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::{Api, Client, ResourceExt as _};
 use rouse::units::Millis;
@@ -81,10 +82,12 @@ impl OwnPod {
         }
     }
 
-    /// Reads the Pod; `None` if it does not exist or has another uid.
-    async fn read(&self, timeout: Duration) -> Result<Option<OwnPodState>, Error> {
-        let found = time::timeout(timeout, self.api.get_opt(&self.name)).await??;
-        Ok(found.and_then(|pod| OwnPodState::of(&pod, self.uid.as_deref())))
+    /// Reads the Pod; `None` if it does not exist or has another uid. Boxed for the program's size (ADR 18).
+    fn read(&self, timeout: Duration) -> BoxFuture<'_, Result<Option<OwnPodState>, Error>> {
+        Box::pin(async move {
+            let found = time::timeout(timeout, self.api.get_opt(&self.name)).await??;
+            Ok(found.and_then(|pod| OwnPodState::of(&pod, self.uid.as_deref())))
+        })
     }
 }
 

@@ -101,16 +101,21 @@ fn learned(status: &crd::LearnedStatus) -> LearnedMeasurements {
 }
 
 /// Converts one engine for the decisions; `None` if its address is unreadable.
+///
+/// `accounts`: those on which all engines of its variant are. In a pool of slots there are none, and the status names
+/// the accelerators of each engine.
 #[must_use]
 pub fn published_engine(
     status: &EngineStatus,
     fingerprint: u64,
-    accelerators: Vec<AcceleratorId>,
+    accounts: Vec<AcceleratorId>,
 ) -> Option<Told> {
     let address: Option<SocketAddr> = match &status.address {
         Some(text) => Some(text.parse().ok()?),
         None => None,
     };
+    let chosen = status.accelerators.iter().map(|uuid| AcceleratorId::from(uuid.as_str()));
+    let accelerators = if accounts.is_empty() { chosen.collect() } else { accounts };
     Some(Told {
         state: state(status.state),
         address,
@@ -176,5 +181,24 @@ mod tests {
         assert_eq!(read(variants), [of("cheap", 8), of("dear", 9)]);
         // After a change of costs the model's own may be those of another variant.
         assert_eq!(read(json!([{"name": "dear", "learned": {"startMillis": 9}}])), [of("dear", 9)]);
+    }
+
+    #[test]
+    fn an_engine_is_on_the_accelerators_that_its_status_names_only_if_its_pool_has_no_account() {
+        let engine = |accelerators: &[&str]| {
+            let status = json!({
+                "pod": "p", "replica": 0, "generation": 1, "state": "Asleep", "accelerators": accelerators,
+            });
+            serde_json::from_value::<EngineStatus>(status).unwrap()
+        };
+        let on = |status: EngineStatus, accounts: &[&str]| {
+            let accounts = accounts.iter().map(|id| AcceleratorId::from(*id)).collect();
+            let published = published_engine(&status, 7, accounts).unwrap();
+            published.accelerators.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(on(engine(&["GPU-1", "GPU-2"]), &[]), ["GPU-1", "GPU-2"]);
+        assert_eq!(on(engine(&[]), &["pool"]), ["pool"]);
+        assert_eq!(on(engine(&["GPU-1"]), &["pool"]), ["pool"], "the pool has lost its slots");
+        assert_eq!(on(engine(&[]), &[]), [""; 0], "an earlier version has written the status");
     }
 }

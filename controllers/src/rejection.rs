@@ -2,7 +2,7 @@
 //!
 //! Each rejection has a message with the mistake and its correction, and a one-word reason that programs can check.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use rouse::units;
 
@@ -33,8 +33,8 @@ pub enum Rejection {
          is not served"
     )]
     DuplicateAlias { alias: String, holder: ObjectName },
-    #[error("the model depends on itself: {}. Remove one of these dependencies", .0.join(" needs "))]
-    Cycle(Vec<String>),
+    #[error("the model depends on itself: {0}. Remove one of these dependencies")]
+    Cycle(DependencyCycle),
     #[error(
         "the model depends on the InferenceModel '{0}', which does not exist: create it, or remove it from dependencies"
     )]
@@ -66,6 +66,15 @@ pub enum Rejection {
     Unsupported(&'static str),
 }
 
+/// A cycle of dependencies, as the rejection of one of its models names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DependencyCycle {
+    /// The rejections of all models of the cycle share the names: each with a path of its own would be quadratic.
+    models: Arc<[String]>,
+    /// Position of the rejected model.
+    first: usize,
+}
+
 /// Everything that is wrong with one object; never empty.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Rejections(pub(super) Vec<Rejection>);
@@ -94,6 +103,31 @@ impl Rejection {
             Self::Pinned { .. } => "PinningNotAllowed",
             Self::Unsupported(_) => "Unsupported",
         }
+    }
+}
+
+impl DependencyCycle {
+    /// Builds the cycle for the model at this position.
+    #[must_use]
+    pub const fn new(models: Arc<[String]>, first: usize) -> Self {
+        Self { models, first }
+    }
+
+    /// Returns the models from the rejected one to itself again.
+    pub fn path(&self) -> impl Iterator<Item = &str> {
+        self.models.iter().map(String::as_str).cycle().skip(self.first).take(self.models.len() + 1)
+    }
+}
+
+impl fmt::Display for DependencyCycle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, model) in self.path().enumerate() {
+            if index > 0 {
+                f.write_str(" needs ")?;
+            }
+            f.write_str(model)?;
+        }
+        Ok(())
     }
 }
 

@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use futures_util::FutureExt as _;
+use futures_util::{FutureExt as _, future::LocalBoxFuture};
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use rouse::{fleet::event::Event, slots::SlotsSettings, units::Millis};
@@ -21,7 +21,7 @@ use rouse_config::{
     Config, ImageVolumes, KubernetesConfig, SaturationConfig, WatchedNamespaces as Namespaces,
 };
 use rouse_net::lease::TickClock;
-use rouse_platform::{DriverClient, ReadinessCheck};
+use rouse_platform::{DriverClient as _, ReadinessCheck, SharedDriver};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::{AbortHandle, JoinHandle, JoinSet},
@@ -93,7 +93,7 @@ pub struct ClusterRuntime {
     slots_lists: InitialLists,
     /// Controllers, each until the election ends.
     controllers: JoinSet<()>,
-    /// The controller of saturation, until there is a driver for it to ask.
+    /// The controller of saturation, if it is enabled, until there is a driver for it to ask.
     saturation: Option<SaturationStart>,
     /// Watches and other tasks, until the gateway ends.
     tasks: JoinSet<()>,
@@ -126,7 +126,18 @@ impl ClusterRuntime {
     /// Starts all watches and controllers.
     ///
     /// Engine events arrive on `events` once [`Self::wait_until_synced`] has returned and [`Self::compose`] has run.
-    pub async fn start(
+    /// The future is boxed for the program's size (ADR 18).
+    pub fn start<'a>(
+        config: &'a Arc<Config>,
+        settings: &'a KubernetesConfig,
+        events: mpsc::Sender<Event>,
+        clock: TickClock,
+        metrics: &'a ControllerMetrics,
+    ) -> LocalBoxFuture<'a, anyhow::Result<Self>> {
+        Box::pin(Self::start_all(config, settings, events, clock, metrics))
+    }
+
+    async fn start_all(
         config: &Arc<Config>,
         settings: &KubernetesConfig,
         events: mpsc::Sender<Event>,
@@ -154,7 +165,7 @@ impl ClusterRuntime {
             .map(|asked| DcgmClient::new(asked, clock, metrics.meter_reads.clone()).map(Arc::new))
             .transpose()?;
         let dual = settings.dual_pods;
-        let threads = Threads::start(dual.is_some(), settings.warmup.enabled, settings.slots.is_some())?;
+        let threads = Threads::start(settings)?;
         let (of_lease, of_models) = (threads.lease.client(&api)?, threads.models.client(&api)?);
         let of_engines = threads.engines.client(&api)?;
 
@@ -257,13 +268,16 @@ impl ClusterRuntime {
             let inputs = watches.slots(slots_lists.clone()).inputs();
             controllers.spawn_on(kit::run(controller, inputs, terms.clone(), clock), thread.handle());
         }
-        let saturation = SaturationStart {
-            config: settings.saturation,
-            prometheus: startup::prometheus_of_engines(settings)?,
-            metrics: metrics.saturation.clone(),
-            watches: watches.saturation(resolved.clone()),
-            terms: terms.clone(),
-            expected_lists: namespaces.len(),
+        let saturation = match settings.saturation {
+            Some(config) => Some(SaturationStart {
+                config,
+                prometheus: startup::prometheus_of_engines(settings, config.source)?,
+                metrics: metrics.saturation.clone(),
+                watches: watches.saturation(resolved.clone()),
+                terms: terms.clone(),
+                expected_lists: namespaces.len(),
+            }),
+            None => None,
         };
         let pods_listable = watches.start(&awaited, &terms, &mut tasks, threads.models.handle());
         let sidecar = Sidecar {
@@ -305,7 +319,7 @@ impl ClusterRuntime {
             warmup_lists,
             slots_lists,
             controllers,
-            saturation: Some(saturation),
+            saturation,
             tasks,
             warmups,
             client,
@@ -392,8 +406,8 @@ impl ClusterRuntime {
     }
 
     /// Starts the controller of saturation, which asks the driver and sends it targets.
-    fn start_saturation(&mut self, handle: &impl DriverClient) {
-        let Some(start) = self.saturation.take() else { return };
+    fn start_saturation(&mut self, handle: &SharedDriver) {
+        let (Some(start), Some(thread)) = (self.saturation.take(), &self.threads.saturation) else { return };
         let SaturationStart { config, prometheus, metrics, watches, terms, expected_lists } = start;
         let controller = SaturationController::new(SaturationParts {
             driver: handle.clone(),
@@ -404,11 +418,11 @@ impl ClusterRuntime {
             expected_lists,
         });
         let run = kit::run(controller, watches.inputs(), terms, handle.clock());
-        self.controllers.spawn_on(run, self.threads.saturation.handle());
+        self.controllers.spawn_on(run, thread.handle());
     }
 
     /// Reports this gateway's demand to other gateways, and their demand to the driver. Scales models by their load.
-    pub fn start_reporting(&mut self, handle: &impl DriverClient, api: SocketAddr) {
+    pub fn start_reporting(&mut self, handle: &SharedDriver, api: SocketAddr) {
         self.start_saturation(handle);
         let replica = DemandReporter {
             client: self.of_models.clone(),
@@ -473,7 +487,7 @@ impl ClusterRuntime {
 }
 
 /// Reports to the driver when the API server stops or resumes answering.
-async fn report_api_server_availability(mut answers: watch::Receiver<bool>, handle: impl DriverClient) {
+async fn report_api_server_availability(mut answers: watch::Receiver<bool>, handle: SharedDriver) {
     let mut reachable = true;
     while answers.wait_for(|answers| *answers != reachable).await.is_ok() {
         reachable = !reachable;

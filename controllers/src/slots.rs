@@ -8,11 +8,15 @@
 //!                  statuses of configurations
 //! ```
 //!
-//! The agents of the nodes claim and free slots, and need no leader for that. The leader frees the slots of lost nodes,
-//! follows changes of the capacity, deletes instances that no node needs, and deletes Pods that got no slot.
+//! The agents of the nodes claim and free slots, and need no leader for that. The leader frees the slots of lost nodes
+//! and of those without an agent, follows changes of the capacity, deletes instances that no node needs, and deletes
+//! Pods that got no slot.
 //!
-//! Rejected Pods are watched in the gateway's namespaces only, where it may delete Pods. The Pods of a node that is not
-//! ready are listed in all namespaces ([`node_pods`]), because each may still use a slot.
+//! An agent has no Lease and no heartbeat: its kubelet reports whether it is there. While a device plugin runs, the
+//! capacity of its Node has all slots of the plugin's devices, and some minutes after the plugin's end it has none.
+//!
+//! Rejected Pods are watched in the gateway's namespaces only, where it may delete Pods. The Pods of a node whose slots
+//! no agent frees are listed in all namespaces ([`node_pods`]), because each may still use a slot.
 
 mod events;
 mod execute;
@@ -56,7 +60,10 @@ use crate::{
     writer::{Error, ObjectWriter, fence::SeenObject},
 };
 
-pub(crate) use self::{execute::SlotsOutcome, pod_facts::is_rejected};
+pub(crate) use self::{
+    execute::SlotsOutcome,
+    pod_facts::{is_rejected, slot_resource},
+};
 
 /// Field selector of Pods that may have been rejected.
 pub(crate) const FAILED_PODS: &str = "status.phase=Failed";
@@ -129,7 +136,7 @@ impl DeviceSlotsController {
     pub(crate) fn new(parts: DeviceSlotsParts) -> Self {
         let DeviceSlotsParts { client, writer, clock, events, metrics, settings, expected_lists } = parts;
         Self {
-            executor: SlotsExecutor { client, writer },
+            executor: SlotsExecutor::new(client, writer),
             clock,
             metrics,
             events: SlotsEvents::new(events),
@@ -198,16 +205,20 @@ impl DeviceSlotsController {
         instance: &InstanceName,
         version: &str,
     ) -> Option<(EventDetails, SlotsWrite)> {
-        let object = &*self.index.instance(instance)?.object;
+        let known = self.index.instance(instance)?;
+        let object = &*known.object;
         if object.metadata.resource_version.as_deref() != Some(version) {
             return None;
         }
         let name = instance.to_string();
         let write = match command {
-            SlotsCommand::FreeNode { node, changes, .. } => {
-                let operations = lost_node_patch(object, node, changes);
-                SlotsWrite::FreeNode { instance: name, node: node.clone(), operations }
-            }
+            SlotsCommand::FreeNode { node, cause, changes, .. } => SlotsWrite::FreeNode {
+                instance: instance.clone(),
+                configuration: known.configuration(),
+                node: node.clone(),
+                cause: *cause,
+                operations: lost_node_patch(object, node, changes),
+            },
             SlotsCommand::SetLayout { changes, .. } => {
                 SlotsWrite::Layout { instance: name, operations: layout_patch(object, changes) }
             }
@@ -220,9 +231,9 @@ impl DeviceSlotsController {
     }
 
     /// Starts the lists of nodes' Pods that are due.
-    fn count_pods(&mut self, now: Tick, tasks: &mut kit::Tasks<SlotsOutcome>) {
-        for node in self.node_pods.begin_due(self.index.unready_nodes(), now) {
-            tasks.spawn(self.executor.clone().count_pods(node));
+    fn list_pods(&mut self, now: Tick, tasks: &mut kit::Tasks<SlotsOutcome>) {
+        for node in self.node_pods.begin_due(self.index.unserved_nodes(), now) {
+            tasks.spawn(self.executor.clone().list_pods(node));
         }
     }
 
@@ -303,16 +314,16 @@ impl DeviceSlotsController {
     }
 
     /// Takes the end of a list of a node's Pods.
-    fn pods_counted(&mut self, node: NodeName, pods: Result<u32, Error>, now: Tick) {
-        self.node_pods.finished(&node, now);
-        match pods {
-            Ok(pods) => self.slots.on(SlotsEvent::NodePods { node, pods }, now),
+    fn pods_listed(&mut self, node: NodeName, requested: Result<BTreeSet<String>, Error>, now: Tick) {
+        self.node_pods.finished(&node, self.index.is_ready(&node), now);
+        match requested {
+            Ok(requested) => self.slots.on(SlotsEvent::NodePods { node, requested }, now),
             Err(error @ Error::Invalid(_)) if !std::mem::replace(&mut self.lists_refused, true) => {
                 tracing::warn!(
                     %node,
                     %error,
-                    "this gateway may not list the Pods of all namespaces, so the slots of a node that is not ready \
-                     stay claimed until its Node object is deleted: apply charts/rouse/rbac/slots.yaml"
+                    "this gateway may not list the Pods of all namespaces, so the slots of a node that is not ready or \
+                     has no agent stay claimed until its Node object is deleted: apply charts/rouse/rbac/slots.yaml"
                 );
             }
             Err(error) => tracing::debug!(%node, %error, "the Pods of a node cannot be listed, retrying"),
@@ -353,7 +364,7 @@ impl Component for DeviceSlotsController {
             SlotsOutcome::Command { command, details, result } => {
                 self.command_finished(command, &details, &result, now);
             }
-            SlotsOutcome::NodePods { node, pods } => self.pods_counted(node, pods, now),
+            SlotsOutcome::NodePods { node, requested } => self.pods_listed(node, requested, now),
             SlotsOutcome::Status { configuration, result } => {
                 if self.statuses.finished(&configuration, &result, now) {
                     self.stale_statuses.insert(configuration);
@@ -400,7 +411,7 @@ impl Component for DeviceSlotsController {
         let now = self.clock.now();
         self.observe(now);
         self.plan(epoch, now, tasks);
-        self.count_pods(now, tasks);
+        self.list_pods(now, tasks);
         self.write_statuses(epoch, now, tasks);
         self.write_capacities(epoch, now, tasks);
     }

@@ -16,7 +16,7 @@ use rouse::{
         Fleet, Plan, RoutingChanges,
         event::{LearnedMeasurements, PublishedFailure},
     },
-    model::{EngineId, EngineVariant, ModelName, SleepLevel, VariantName},
+    model::{AcceleratorRequirement, EngineId, EngineVariant, ModelName, SleepLevel, VariantName},
     units::{Bytes, Generation, Tick},
 };
 use tokio::sync::Notify;
@@ -329,7 +329,8 @@ impl StatusInputsState {
         let engines: Vec<&Engine> = fleet.engines_of(model).collect();
         let spec = fleet.spec(model);
         let last = engines.iter().map(|engine| engine.last_lease_end).max().filter(|at| *at > Tick(0));
-        let listed: Vec<EngineStatus> = engines.iter().filter_map(|engine| self.status(engine)).collect();
+        let listed: Vec<EngineStatus> =
+            engines.iter().filter_map(|engine| self.status(fleet, engine)).collect();
         let measured = fleet.learned_of(model, &self.published_variant(model));
         let listed_variants = spec.into_iter().flat_map(|spec| &spec.variants);
         let of_variant = |variant: &EngineVariant| {
@@ -385,7 +386,7 @@ impl StatusInputsState {
     }
 
     /// Returns the engine's status; `None` for a cold engine.
-    fn status(&self, engine: &Engine) -> Option<EngineStatus> {
+    fn status(&self, fleet: &Fleet, engine: &Engine) -> Option<EngineStatus> {
         let known = self.pods.get(&engine.id).filter(|(generation, ..)| *generation == engine.generation);
         let EngineId { variant, replica, .. } = &engine.id;
         // The list of engines is keyed by Pod, so an engine without a Pod needs a placeholder.
@@ -401,11 +402,22 @@ impl StatusInputsState {
             replica: *replica,
             variant: variant.to_string(),
             address: engine.address.map(|address| address.to_string()),
+            accelerators: chosen_accelerators(fleet, engine),
             state: state(&engine.state)?,
             generation: engine.generation.0,
             since: Some(time(engine.since)),
             failure: PublishedFailure::of(engine).map(failure),
         })
+    }
+}
+
+/// Returns the accelerators of an engine in a pool of slots. In another pool the decisions know only the pool.
+fn chosen_accelerators(fleet: &Fleet, engine: &Engine) -> Vec<String> {
+    match fleet.engine_spec(&engine.id).map(|spec| &spec.accelerators) {
+        Some(AcceleratorRequirement::Slots { .. }) => {
+            engine.accelerators.iter().map(ToString::to_string).collect()
+        }
+        _ => Vec::new(),
     }
 }
 

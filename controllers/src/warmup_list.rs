@@ -4,6 +4,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use futures_util::future::BoxFuture;
 use kube::{Api, Client, ResourceExt as _, api::ListParams};
 use serde::{Deserialize, Serialize};
 use tokio::time;
@@ -64,11 +65,15 @@ impl WarmupLister {
         Self { client, namespaces }
     }
 
-    /// Returns all Warmups, by namespace and name.
+    /// Returns all Warmups, by namespace and name. The future is boxed for the program's size (ADR 18).
     ///
     /// # Errors
     /// Returns why the API server did not list them, and what to do.
-    pub async fn list(&self) -> Result<Vec<WarmupSummary>, String> {
+    pub fn list(&self) -> BoxFuture<'_, Result<Vec<WarmupSummary>, String>> {
+        Box::pin(self.list_all())
+    }
+
+    async fn list_all(&self) -> Result<Vec<WarmupSummary>, String> {
         // The API server answers from its cache, since people may ask every second.
         let parameters = ListParams::default().match_any();
         let mut summaries = Vec::new();

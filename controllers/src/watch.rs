@@ -6,7 +6,10 @@
 
 mod guarded;
 mod initial_lists;
+mod list_reader;
 mod outage;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,6 +36,7 @@ use tokio::time::sleep;
 pub(crate) use self::initial_lists::InitialLists;
 use self::{
     guarded::{Guarded, InvalidObject},
+    list_reader::ListReader,
     outage::{WatchBackoff, WatchOutage},
 };
 use super::crd::ledger::ObjectName;
@@ -152,7 +156,11 @@ fn name(metadata: &ObjectMeta) -> ObjectName {
 }
 
 /// Number of objects per list request. An object may be many times the size of what is kept of it.
-const LIST_PAGE_SIZE: u32 = 250;
+///
+/// A watch that begins with all objects (`sendInitialEvents`) would need no pages, but takes the API server longer. The
+/// client library also starts it at version 0, which allows objects of any age, where a new leader must see the last
+/// writes of the former one.
+const LIST_PAGE_SIZE: u16 = 250;
 
 /// The objects to watch.
 #[derive(Clone)]
@@ -162,7 +170,7 @@ pub(crate) struct WatchTarget<K: Clone> {
     pub namespace: Option<String>,
     labels: Option<String>,
     fields: Option<String>,
-    /// Removes unused fields from an object, before the next objects of its list arrive.
+    /// Removes unused fields from an object as soon as it is read.
     slim: fn(&mut K),
 }
 
@@ -219,14 +227,14 @@ pub(crate) fn drop_managed_fields<K: Resource>(object: &mut K) {
 /// The first list is among `awaited` until it arrives; a skipped list is emitted as an empty one.
 pub(crate) async fn watch<K>(target: WatchTarget<K>, awaited: InitialLists, emit: impl FnMut(Delta<K>))
 where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
     let what = target.description();
     let WatchTarget { api, namespace, labels, fields, slim } = target;
     let config = watcher::Config {
         label_selector: labels,
         field_selector: fields,
-        ..watcher::Config::default().page_size(LIST_PAGE_SIZE)
+        ..watcher::Config::default().page_size(LIST_PAGE_SIZE.into())
     };
     let events = watcher::watcher(api, config).backoff(WatchBackoff::default());
     WatchEvents { what, namespace, slim, awaited, emit }.forward(events).await;
@@ -271,7 +279,11 @@ struct WatchEvents<K, E> {
     emit: E,
 }
 
-impl<K: Resource<DynamicType = ()>, E: FnMut(Delta<K>)> WatchEvents<K, E> {
+impl<K, E> WatchEvents<K, E>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Send + Sync + 'static,
+    E: FnMut(Delta<K>),
+{
     async fn forward(self, events: impl Stream<Item = watcher::Result<Event<Guarded<K>>>>) {
         let Self { what, namespace, slim, awaited, mut emit } = self;
         let found = |object| watched_object(object, slim);
@@ -279,23 +291,24 @@ impl<K: Resource<DynamicType = ()>, E: FnMut(Delta<K>)> WatchEvents<K, E> {
         let (mut came, mut left_out) = (false, false);
         awaited.record_pending(&what, None);
         let mut outage = WatchOutage::new(&what);
-        let mut listed = Vec::new();
+        let mut list = ListReader::new(slim);
         pin_mut!(events);
         while let Some(event) = events.next().await {
             let change = match event {
                 Ok(Event::Init) => {
-                    listed.clear();
+                    list.clear();
                     continue;
                 }
                 Ok(Event::InitApply(object)) => {
-                    listed.push(found(object));
+                    list.push(object).await;
                     outage.recovered();
                     continue;
                 }
                 Ok(Event::InitDone) => {
+                    let objects = list.finish().await;
                     came = true;
                     awaited.record_listed(&what, &kind);
-                    Delta::All { namespace: namespace.clone(), objects: std::mem::take(&mut listed) }
+                    Delta::All { namespace: namespace.clone(), objects }
                 }
                 Ok(Event::Apply(object)) => Delta::Applied(found(object)),
                 Ok(Event::Delete(object)) => Delta::Deleted(name(object.meta())),
@@ -324,8 +337,8 @@ impl<K: Resource<DynamicType = ()>, E: FnMut(Delta<K>)> WatchEvents<K, E> {
     }
 }
 
-fn watched_object<K>(Guarded(object): Guarded<K>, slim: fn(&mut K)) -> WatchedObject<K> {
-    match object {
+fn watched_object<K: Resource + DeserializeOwned>(object: Guarded<K>, slim: fn(&mut K)) -> WatchedObject<K> {
+    match object.read() {
         Ok(mut object) => {
             slim(&mut object);
             WatchedObject::Readable(Arc::new(object))

@@ -15,6 +15,7 @@ mod load_reader;
 pub mod metric_builder;
 pub mod readiness;
 mod saturation_monitor;
+mod shared_driver;
 pub mod upstream_tls;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
@@ -31,6 +32,7 @@ pub use driver_client::DriverClient;
 pub use engine_activity::EngineActivity;
 pub use load_peaks::{EngineReading, LoadPeaks};
 pub use saturation_monitor::SaturationMonitor;
+pub use shared_driver::SharedDriver;
 
 /// Reports why something is not as it should be; `None` if it is.
 pub type ReadinessCheck = dyn Fn() -> Option<String> + Send + Sync;

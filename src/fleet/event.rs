@@ -258,6 +258,15 @@ pub enum Event {
         generation: Generation,
         bytes: Bytes,
     },
+    /// Memory in use on each of an engine's accelerators, by all engines there, when it has fallen asleep. Sent before
+    /// `Slept`.
+    ///
+    /// Only for an engine of a pool with slots, whose stub put it to sleep.
+    UsageAfterSleep {
+        engine: EngineId,
+        generation: Generation,
+        used: BTreeMap<AcceleratorId, Bytes>,
+    },
     AcceleratorLost {
         accelerator: AcceleratorId,
     },

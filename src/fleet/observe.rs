@@ -105,6 +105,7 @@ impl Planner {
             | Event::Diagnostics { engine, generation, .. }
             | Event::UsageObserved { engine, generation, .. }
             | Event::ResidueMeasured { engine, generation, .. }
+            | Event::UsageAfterSleep { engine, generation, .. }
             | Event::Health { engine, generation, .. } => {
                 self.apply_engine_event(engine, *generation, event, now)
             }
@@ -136,6 +137,7 @@ impl Planner {
             Event::Gone { cause, .. } => self.record_gone(id, cause, now),
             Event::UsageObserved { used, .. } => self.record_usage(id, *used),
             Event::ResidueMeasured { bytes, .. } => self.record_residue(id, *bytes),
+            Event::UsageAfterSleep { used, .. } => self.record_usage_after_sleep(id, used),
             _ => {
                 self.engines.change(id, |engine| engine.apply_event(event, now));
             }

@@ -122,9 +122,11 @@ impl FitCheck<'_> {
     /// keep more than expected, and which is unknown: all are deleted, and the meter is read again. If no sleeper is
     /// left, another process uses the memory, and the engine waits for it.
     fn cap_at_sleepers(&self, a: &AcceleratorId, new: &PairingEngineId, excess: Bytes) -> Bytes {
-        let (_, sleepers) = self.sleepers(Some(new));
-        let sleeper_bytes =
-            sleepers.iter().filter(|s| s.accelerators.contains(a)).map(|s| s.residue).sum::<Bytes>();
+        if excess == Bytes::ZERO {
+            return excess;
+        }
+        let sleepers = self.node.engines_on(a).filter(|e| e.is_evictable() && e.id != *new);
+        let sleeper_bytes = sleepers.map(|e| e.reserved).sum::<Bytes>();
         let capped = sleeper_bytes > Bytes::ZERO && self.reading_exceeds_known(a, Some(new));
         if capped { excess.min(sleeper_bytes) } else { excess }
     }
@@ -141,6 +143,9 @@ impl FitCheck<'_> {
             if let Some(excess) = self.budget_excess(a, accelerator, None) {
                 short.accelerators.insert(a.clone(), excess.after_release);
             }
+        }
+        if short.is_none() {
+            return Vec::new();
         }
         let (ids, sleepers) = self.sleepers(None);
         // An accelerator with too few sleepers does not keep the others from being relieved.
@@ -159,10 +164,11 @@ impl FitCheck<'_> {
         new: &IncomingEngine<'_>,
         leaving: Option<String>,
     ) -> FitResult {
+        if short.is_none() {
+            return leaving.map_or(FitResult::Fits, FitResult::Wait);
+        }
         let (ids, sleepers) = self.sleepers(Some(new.engine));
         match (choose_eviction_set(&sleepers, &short), leaving) {
-            (Some(set), Some(reason)) if set.is_empty() => FitResult::Wait(reason),
-            (Some(set), None) if set.is_empty() => FitResult::Fits,
             (Some(set), _) => {
                 let chosen = set.into_iter().filter_map(|i| ids.get(i).cloned());
                 FitResult::Evict(chosen.map(|id| (id, EngineStopReason::Evicted)).collect())
@@ -320,7 +326,7 @@ impl FitCheck<'_> {
             r.stays()
                 && !self.node.wants_asleep(requester)
                 && r.observed.requested.fingerprint == id.fingerprint
-                && r.accelerators == *id.accelerators
+                && r.accelerators == id.accelerators
         })
     }
 

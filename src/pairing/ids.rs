@@ -41,6 +41,13 @@ pub struct LauncherBuild(pub u64);
 /// Accelerators of one node that are used together, sorted. Cheap to clone.
 pub type AcceleratorSet = Arc<[AcceleratorId]>;
 
+/// Returns these accelerators in the order that identifies an engine on them.
+pub(super) fn accelerator_set(accelerators: &[AcceleratorId]) -> AcceleratorSet {
+    let mut sorted = accelerators.to_vec();
+    sorted.sort();
+    sorted.into()
+}
+
 /// An engine of a node. No two engines have the same mode, fingerprint and accelerators: the names of the Pod or
 /// instance derive from these. So if two controllers believe that they lead, the API server and the launcher refuse the
 /// second engine.

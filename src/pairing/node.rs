@@ -175,7 +175,7 @@ impl PairingNode {
     pub fn requested_engine_id(&self, requester: &PairingRequester) -> PairingEngineId {
         PairingEngineId {
             mode: requester.observed.requested.mode,
-            accelerators: requester.accelerators.as_slice().into(),
+            accelerators: requester.accelerators.clone(),
             fingerprint: requester.observed.requested.fingerprint,
         }
     }

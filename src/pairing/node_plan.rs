@@ -1,11 +1,11 @@
 //! Plans the commands for one node.
 //!
-//! The builder works on a copy of the node. It applies each command to the copy at once, with the same function that
-//! [`Pairing::issued`] uses. So later decisions of the same pass see the command, and a second pass orders nothing.
+//! The builder copies the node at its first command. It applies each command to the copy at once, with the same function
+//! that [`Pairing::issued`] uses. So later decisions of the same pass see the command, and a second pass orders nothing.
 //!
 //! [`Pairing::issued`]: super::Pairing::issued
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use super::{
     command::{EngineStep, PairingAction, PairingCommand, ProviderStep, RequesterStep},
@@ -18,7 +18,7 @@ use super::{
 use crate::units::{Generation, Tick};
 
 pub(super) struct NodePlanBuilder<'a> {
-    pub(super) node: PairingNode,
+    pub(super) node: Cow<'a, PairingNode>,
     pub(super) context: PlanContext<'a>,
     pub(super) epoch: LeaderEpoch,
     /// Last command serial and last engine generation, over all nodes.
@@ -95,7 +95,7 @@ impl NodePlanBuilder<'_> {
             serial: self.serial,
             action: order,
         };
-        self.context.apply(&mut self.node, &command);
+        self.context.apply(self.node.to_mut(), &command);
         self.commands.push(command);
     }
 

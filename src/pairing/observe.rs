@@ -7,7 +7,7 @@ use super::{
         EngineRecord, LauncherBuildPolicy, LeaderEpoch, ObservedProvider, ObservedRequester, PairingEvent,
         ProviderPhase, TemplateStatus,
     },
-    ids::{NodeName, PairingEngineId, ProviderId, RequesterId, Uid},
+    ids::{AcceleratorSet, NodeName, PairingEngineId, ProviderId, RequesterId, Uid, accelerator_set},
     node::{
         PairingAccelerator, PairingEngine, PairingEngineState, PairingNode, PairingProvider,
         PairingRequester, PendingCommandKind, RetryState,
@@ -218,7 +218,7 @@ impl PairingNode {
     fn observe_requester(&mut self, id: &RequesterId, observed: &ObservedRequester) {
         let requester = self.requesters.entry(id.clone()).or_insert_with(|| PairingRequester {
             observed: observed.clone(),
-            accelerators: Vec::new(),
+            accelerators: AcceleratorSet::default(),
             delete_reason: None,
             delete_issued: None,
             gated_stub: None,
@@ -233,8 +233,7 @@ impl PairingNode {
         let deleting = requester.observed.deleting_since.or(observed.deleting_since);
         requester.observed = ObservedRequester { deleting_since: deleting, ..observed.clone() };
         if requester.accelerators.is_empty() {
-            requester.accelerators.clone_from(&observed.accelerators);
-            requester.accelerators.sort();
+            requester.accelerators = accelerator_set(&observed.accelerators);
         }
         self.update_sleep_policy(id);
     }

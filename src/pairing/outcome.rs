@@ -4,7 +4,7 @@
 use super::{
     command::EngineStopReason,
     event::{CommandFailure, CommandReply, CommandTarget, ProviderPhase, QueriedCondition},
-    ids::{PairingEngineId, ProviderId, RequesterId},
+    ids::{PairingEngineId, ProviderId, RequesterId, accelerator_set},
     node::{PairingEngineState, PairingNode, PendingCommand, PendingCommandKind, RetryState},
 };
 use crate::{
@@ -38,8 +38,7 @@ impl PairingNode {
             (PendingCommandKind::QueryAccelerators, Ok(CommandReply::Accelerators(found)))
                 if !found.is_empty() =>
             {
-                requester.accelerators.clone_from(found);
-                requester.accelerators.sort();
+                requester.accelerators = accelerator_set(found);
                 requester.gated_stub = call.stub_container;
                 requester.retry = Default::default();
             }

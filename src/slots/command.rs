@@ -37,13 +37,15 @@ pub enum SlotsCommand {
     },
 }
 
-/// Why a node counts as lost.
+/// Why a node counts as lost, for one instance or for all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NodeLoss {
     /// The node object does not exist.
     Gone,
     /// It has not been ready for some minutes, and no Pod with slots is left on it.
     NotReady,
+    /// It is ready, its kubelet has not offered the instance for some minutes, and no Pod on it may use the device.
+    NoAgent,
 }
 
 /// Why an instance is deleted.

@@ -28,8 +28,9 @@ const REFUSED_PAUSE: Millis = Millis::secs(60);
 /// How long the leader waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotsSettings {
-    /// A node without Pods is lost once it has not been ready for so long. An instance is deleted once no node has seen
-    /// its device for so long.
+    /// A node without Pods is lost once it has not been ready for so long. It is lost for one instance, which no Pod of
+    /// it uses, once its kubelet has not offered that one for so long. An instance is deleted once no node has seen its
+    /// device for so long.
     pub node_timeout: Millis,
 }
 
@@ -41,8 +42,8 @@ impl Default for SlotsSettings {
 
 /// Decides what the leader does about slots. Pure: the same events at the same moments give the same commands.
 ///
-/// Agents claim and free slots without the leader. The leader acts for lost nodes, which have no agent any more. It
-/// keeps the number of slots at the capacity, and deletes instances and rejected Pods. It decides on one version of an
+/// Agents claim and free slots without the leader. The leader acts for nodes that are lost, or whose agent is. It keeps
+/// the number of slots at the capacity, and deletes instances and rejected Pods. It decides on one version of an
 /// instance, so the API server refuses the write if an agent has changed the instance since. At most one write to an
 /// instance is under way.
 #[derive(Clone, Debug, Default)]
@@ -147,9 +148,9 @@ impl SlotsController {
             }
             SlotsEvent::Instance { name, observed } => self.observe_instance(&name, observed, now),
             SlotsEvent::Node { name, state } => self.observe_node(name, state, now),
-            SlotsEvent::NodePods { node, pods } => {
+            SlotsEvent::NodePods { node, requested } => {
                 if let Some(known) = self.nodes.get_mut(&node) {
-                    known.count_pods(pods);
+                    known.set_requested(requested);
                     self.dirty.extend(known.instances.iter().cloned());
                 }
             }

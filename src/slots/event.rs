@@ -1,5 +1,7 @@
 //! What the leader observes of slots.
 
+use std::collections::BTreeSet;
+
 use super::{
     command::SlotsCommand,
     ids::{ConfigurationName, InstanceName},
@@ -30,11 +32,11 @@ pub enum SlotsEvent {
         name: NodeName,
         state: Option<NodeState>,
     },
-    /// Number of Pods on the node that request a resource of [`RESOURCE_DOMAIN`](super::RESOURCE_DOMAIN) and have not
-    /// ended. Only the numbers of nodes that are not ready matter.
+    /// The resources of [`RESOURCE_DOMAIN`](super::RESOURCE_DOMAIN) that Pods on the node request which have not ended.
+    /// They matter only for a node that is not ready, or whose kubelet does not offer an instance that names the node.
     NodePods {
         node: NodeName,
-        pods: u32,
+        requested: BTreeSet<String>,
     },
     /// A kubelet rejected a Pod that requests such a resource.
     Rejected {
@@ -69,10 +71,21 @@ pub struct InstanceFacts {
 }
 
 /// A node that exists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeState {
     /// The condition Ready is true.
     pub ready: bool,
+    /// The instances whose slots its kubelet offers, healthy or not. A kubelet stops offering them some minutes after
+    /// it has lost the agent of its node. One that has restarted offers none until the agent has registered again.
+    pub offered: BTreeSet<InstanceName>,
+}
+
+impl NodeState {
+    /// Whether the kubelet is ready, and does not offer the slots of this instance: no agent of the node does.
+    #[must_use]
+    pub fn lacks_agent(&self, instance: &InstanceName) -> bool {
+        self.ready && !self.offered.contains(instance)
+    }
 }
 
 /// A Pod that has failed because the kubelet got no slot for it, and that a controller replaces.

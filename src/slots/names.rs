@@ -75,6 +75,12 @@ pub fn configuration_resource(configuration: &ConfigurationName) -> String {
     format!("{RESOURCE_DOMAIN}/{}", shortened(configuration.as_str(), MAX_NAME_LENGTH))
 }
 
+/// Returns the resources by which a container gets a slot of this instance.
+#[must_use]
+pub fn device_resources(instance: &InstanceName, configuration: &ConfigurationName) -> [String; 2] {
+    [instance_resource(instance), configuration_resource(configuration)]
+}
+
 /// Returns the digest of an instance in upper case: the suffix of its properties in a container's environment.
 #[must_use]
 pub fn property_suffix(instance: &InstanceName) -> String {

@@ -26,6 +26,8 @@ pub(super) struct TrackedInstance {
     unseen_since: Option<Tick>,
     /// Its configuration does not exist since.
     orphaned_since: Option<Tick>,
+    /// The nodes that the instance names and on which no agent offers it, each with since when.
+    without_agent: BTreeMap<NodeName, Tick>,
     hold: Option<InstanceHold>,
 }
 
@@ -47,7 +49,8 @@ pub(super) struct InstanceContext<'a> {
 
 impl TrackedInstance {
     pub(super) const fn new(facts: InstanceFacts, usage: InstanceUsage) -> Self {
-        Self { facts, usage, unseen_since: None, orphaned_since: None, hold: None }
+        let without_agent = BTreeMap::new();
+        Self { facts, usage, unseen_since: None, orphaned_since: None, without_agent, hold: None }
     }
 
     /// Takes a newer observation.
@@ -77,12 +80,12 @@ impl TrackedInstance {
         context: &InstanceContext<'_>,
     ) -> (Option<SlotsCommand>, Option<Tick>) {
         let now = context.now;
-        self.note_time(context);
+        self.note_time(name, context);
         if let Some(until) = self.held_until().filter(|until| *until > now) {
             return (None, Some(until));
         }
         self.hold = None;
-        let losses = self.losses(context);
+        let losses = self.losses(name, context);
         let ends = self.ends(context);
         let command = self
             .free_node(name, &losses, now)
@@ -92,20 +95,45 @@ impl TrackedInstance {
         (command, moments.filter(|at| *at > now).min())
     }
 
-    fn note_time(&mut self, context: &InstanceContext<'_>) {
+    fn note_time(&mut self, name: &InstanceName, context: &InstanceContext<'_>) {
         let since = |before: Option<Tick>, is_so: bool| before.or(Some(context.now)).filter(|_| is_so);
         self.unseen_since = since(self.unseen_since, self.usage.nodes.is_empty());
         self.orphaned_since = since(self.orphaned_since, context.capacity.is_none());
+        let lacks_agent =
+            |node: &NodeName| context.nodes.get(node).is_some_and(|known| known.lacks_agent(name));
+        let without_agent = self.usage.named_nodes().into_iter().filter(lacks_agent);
+        let noted = |node: NodeName| {
+            let since = self.without_agent.get(&node).copied().unwrap_or(context.now);
+            (node, since)
+        };
+        self.without_agent = without_agent.map(noted).collect();
     }
 
     /// The nodes that are lost from some moment on.
-    fn losses(&self, context: &InstanceContext<'_>) -> Vec<(Tick, NodeName, NodeLoss)> {
-        let named = self.usage.named_nodes().into_iter();
-        let losses = named.filter_map(|name| {
-            let (at, cause) = context.nodes.get(&name)?.lost_from(context.node_timeout)?;
-            Some((at, name, cause))
+    fn losses(&self, name: &InstanceName, context: &InstanceContext<'_>) -> Vec<(Tick, NodeName, NodeLoss)> {
+        let losses = self.usage.named_nodes().into_iter().filter_map(|node| {
+            let known = context.nodes.get(&node)?;
+            let (at, cause) = known
+                .lost_from(context.node_timeout)
+                .or_else(|| self.agent_lost_from(name, &node, known, context.node_timeout))?;
+            Some((at, node, cause))
         });
         losses.collect()
+    }
+
+    /// The moment from which a ready node counts as lost for this instance, because its agent is gone.
+    ///
+    /// No agent is left to free the slots of containers that have ended. Only the kubelet knows which slots the others
+    /// have, so all of the node's slots stay claimed until no Pod there may have one.
+    fn agent_lost_from(
+        &self,
+        name: &InstanceName,
+        node: &NodeName,
+        known: &SlotNode,
+        timeout: Millis,
+    ) -> Option<(Tick, NodeLoss)> {
+        let since = self.without_agent.get(node)?;
+        (!known.may_use(name, &self.facts.configuration)).then(|| (*since + timeout, NodeLoss::NoAgent))
     }
 
     /// The reasons to delete the instance, each from some moment on. An instance in use has none.

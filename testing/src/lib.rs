@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
+pub mod page;
 pub mod port;
 pub mod random;
 pub mod raw_client;

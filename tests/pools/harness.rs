@@ -31,6 +31,8 @@ pub(crate) struct PoolHarness {
     pub(crate) occupied: BTreeSet<AcceleratorId>,
     /// Memory that each engine keeps on each of its accelerators, as measured when it falls asleep.
     pub(crate) residues: BTreeMap<EngineId, Bytes>,
+    /// Memory in use on each accelerator of each engine, by all engines there, as read when it falls asleep.
+    pub(crate) used_after_sleep: BTreeMap<EngineId, Bytes>,
     waiters: u64,
 }
 
@@ -82,6 +84,7 @@ impl PoolHarness {
             stuck: false,
             occupied: BTreeSet::new(),
             residues: BTreeMap::new(),
+            used_after_sleep: BTreeMap::new(),
             waiters: 0,
         };
         world.configure(|_| {});
@@ -223,7 +226,13 @@ impl PoolHarness {
                     generation,
                     bytes: *bytes,
                 });
-                measured.into_iter().chain([Event::Slept { engine, generation, level }]).collect()
+                let read = self.used_after_sleep.get(&engine).map(|bytes| {
+                    let accelerators = &self.fleet.engine(&engine).unwrap().accelerators;
+                    let used = accelerators.iter().map(|on| (on.clone(), *bytes)).collect();
+                    Event::UsageAfterSleep { engine: engine.clone(), generation, used }
+                });
+                let slept = Event::Slept { engine, generation, level };
+                measured.into_iter().chain(read).chain([slept]).collect()
             }
             Command::Stop { engine, generation, .. } => {
                 vec![Event::Gone { engine, generation, cause: rouse::fault::FailureCause::Stopped }]

@@ -3,9 +3,9 @@
 use rouse::{
     fleet::{
         command::Command,
-        event::{AdoptedEngine, Event},
+        event::{AdoptedEngine, Event, PublishedEngine, PublishedEngineState},
     },
-    model::{Accelerator, AcceleratorRequirement, EvictionPolicy, FleetConfig},
+    model::{Accelerator, AcceleratorRequirement, EvictionPolicy, FleetConfig, SleepLevel},
     sim::{SplitMix64, journal},
     units::{Bytes, Generation, Millis},
 };
@@ -70,6 +70,28 @@ fn what_a_sleeper_was_measured_to_keep_counts_in_place_of_what_was_declared() {
     assert_eq!(usage(&world), [(20, 1)]);
 }
 
+/// In mode deployment the stub reads the whole accelerator, and not one engine.
+#[test]
+fn what_is_in_use_beside_other_engines_counts_as_what_a_sleeper_keeps() {
+    let mut world = PoolHarness::new(
+        slot_pool(&[("a", 1)], 24, 2),
+        vec![on_slots("first", 1, 20), on_slots("second", 1, 20)],
+    );
+    world.configure(with_instant_turns);
+    world.used_after_sleep = [(engine("first"), Bytes::gib(3)), (engine("second"), Bytes::gib(5))].into();
+    take_turns(&mut world, &["first", "second"]);
+    assert_eq!(usage(&world), [(23, 2)], "the first one was alone there");
+    take_turns(&mut world, &["first"]);
+    assert_eq!(usage(&world), [(22, 2)], "3Gi of the 5Gi in use were reserved for the first one");
+    world.used_after_sleep.insert(engine("first"), Bytes::gib(2));
+    take_turns(&mut world, &["second"]);
+    assert_eq!(
+        usage(&world),
+        [(23, 2)],
+        "as before: the second one may use less than the 2Gi that it has reserved"
+    );
+}
+
 #[test]
 fn a_model_that_was_measured_to_keep_everything_asleep_sleeps_again_after_its_next_start() {
     let mut world = PoolHarness::new(
@@ -129,6 +151,32 @@ fn engines_sleep_at_level_one_only_while_their_own_node_has_the_ram() {
     world.advance(Millis::secs(20));
     let states = ["first", "second", "third"].map(|name| world.state(&engine(name)));
     assert_eq!(states, ["Asleep(1)", "Asleep(1)", "Asleep(2)"], "each node has RAM for one of them");
+}
+
+#[test]
+fn a_follower_counts_the_engines_that_the_leader_publishes_on_their_accelerators() {
+    let mut world = PoolHarness::new(slot_pool(&[("a", 2)], 24, 2), vec![on_slots("m", 1, 20)]);
+    world.send(Event::LeadershipChanged { leads: false });
+    let published = |state: PublishedEngineState, accelerator: &str| PublishedEngine {
+        state,
+        address: Some(([127, 0, 0, 1], 1).into()),
+        fingerprint: 0,
+        accelerators: vec![accelerator.into()],
+        since: world.now,
+        failure: None,
+    };
+    let (awake, asleep) = (PublishedEngineState::Awake, PublishedEngineState::Asleep(SleepLevel::One));
+    let changes = [
+        (1, Some(published(awake, "gpu-1")), [(0, 0), (20, 1)]),
+        (1, Some(published(asleep, "gpu-1")), [(0, 0), (1, 1)]),
+        (2, Some(published(awake, "gpu-0")), [(20, 1), (0, 0)]),
+        (2, None, [(0, 0), (0, 0)]),
+    ];
+    for (generation, published, expected) in changes {
+        let generation = Generation(generation);
+        world.send(Event::Published { engine: engine("m"), generation, published });
+        assert_eq!(usage(&world), expected, "{generation}");
+    }
 }
 
 #[test]

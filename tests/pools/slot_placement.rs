@@ -190,6 +190,43 @@ fn what_no_node_of_the_pool_could_hold_is_refused_at_once() {
     }
 }
 
+/// An accelerator has fewer slots than the pool says if its agent offers fewer, and none if by another resource.
+#[test]
+fn a_model_without_a_slot_anywhere_is_refused_at_once_and_served_when_there_is_one() {
+    let mut some = slot_pool(&[("a", 2), ("b", 2)], 24, 1);
+    some[0].units = Some(0);
+    some[2].units = Some(0);
+    let what = "the pool's resource must name the DeviceConfiguration that offers the accelerators";
+    let none = "the model needs a slot on 1 accelerator of one node of pool-a, and no node has slots on any";
+    assert_never_fits(slot_pool(&[("a", 2)], 24, 0), on_slots("m", 1, 20), &format!("{none}: {what}"));
+    let one = "the model needs a slot on 2 accelerators of one node of pool-a, and no node has slots on more than 1";
+    assert_never_fits(some.clone(), on_slots("m", 2, 20), &format!("{one}: {what}"));
+
+    let mut world = PoolHarness::new(some, vec![on_slots("m", 2, 20)]);
+    assert!(world.fleet.unplaceable_reason(&"m".into()).is_some());
+    world.configure(|configuration| configuration.accelerators = slot_pool(&[("a", 2), ("b", 2)], 24, 1));
+    assert_eq!(world.fleet.unplaceable_reason(&"m".into()), None);
+    let asked = world.ask("m");
+    assert_eq!(world.served, [asked]);
+}
+
+#[test]
+fn a_model_that_never_has_a_slot_beside_its_dependency_names_the_slots_until_there_are_more() {
+    let needs = ModelSpec { dependencies: vec!["base".into()], ..on_slots("m", 1, 10) };
+    let models = vec![on_slots("base", 1, 10), needs];
+    let mut world = PoolHarness::new(slot_pool(&[("a", 1)], 24, 1), models);
+    let why = world.fleet.unplaceable_reason(&"m".into()).unwrap();
+    assert!(why.contains("never fits together with its dependencies"), "{why}");
+    assert!(why.ends_with("the capacity is 24Gi and 1 slot in gpu-0"), "{why}");
+    let asked = world.ask("m");
+    assert!(world.refused.contains_key(&asked), "{:?}", world.served);
+    world.configure(|configuration| configuration.accelerators = slot_pool(&[("a", 1)], 24, 2));
+    assert_eq!(world.fleet.unplaceable_reason(&"m".into()), None);
+    let asked = world.ask("m");
+    world.advance(Millis::secs(1));
+    assert!(world.served.contains(&asked), "{:?}", world.refused);
+}
+
 #[test]
 fn only_models_of_the_pool_are_placed_on_its_accelerators() {
     let mut elsewhere = on_slots("elsewhere", 1, 10);

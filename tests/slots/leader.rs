@@ -1,6 +1,6 @@
 //! The leader's decisions, with an API server whose objects have versions.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rouse::{
     pairing::ids::{NodeName, Uid},
@@ -13,6 +13,9 @@ use rouse::{
 
 use crate::harness::START;
 
+/// The instances that the kubelet of each node offers, unless a test says otherwise.
+const OFFERED: [&str; 3] = ["cam-1", "cam-2", "cam-3"];
+
 /// Instances of the configuration `cams`, nodes and rejected Pods.
 pub(crate) struct LeaderHarness {
     pub(crate) controller: SlotsController,
@@ -20,8 +23,7 @@ pub(crate) struct LeaderHarness {
     pub(crate) instances: BTreeMap<InstanceName, StoredInstance>,
     /// Capacity of the configuration, while it exists.
     capacity: Option<u32>,
-    /// Whether each node is ready.
-    nodes: BTreeMap<NodeName, bool>,
+    nodes: BTreeMap<NodeName, NodeState>,
     pub(crate) rejected: BTreeMap<Uid, RejectedPod>,
     version: u64,
 }
@@ -39,7 +41,7 @@ impl LeaderHarness {
             now: START,
             instances: BTreeMap::new(),
             capacity: Some(capacity),
-            nodes: nodes.iter().map(|node| ((*node).into(), true)).collect(),
+            nodes: nodes.iter().map(|node| ((*node).into(), offering(true, &OFFERED))).collect(),
             rejected: BTreeMap::new(),
             version: 0,
         };
@@ -58,8 +60,8 @@ impl LeaderHarness {
         self.send_configuration();
         let names: Vec<InstanceName> = self.instances.keys().cloned().collect();
         names.iter().for_each(|name| self.send_instance(name));
-        for (name, ready) in self.nodes.clone() {
-            self.send(SlotsEvent::Node { name, state: Some(NodeState { ready }) });
+        for (name, state) in self.nodes.clone() {
+            self.send(SlotsEvent::Node { name, state: Some(state) });
         }
         for pod in self.rejected.values().cloned().collect::<Vec<_>>() {
             self.send(SlotsEvent::Rejected { pod });
@@ -106,17 +108,28 @@ impl LeaderHarness {
         self.send(SlotsEvent::Instance { name: name.clone(), observed });
     }
 
-    /// The node is ready or not, or does not exist.
+    /// The node is ready or not, or does not exist. Its agent is there.
     pub(crate) fn set_node(&mut self, name: &str, ready: Option<bool>) {
-        match ready {
-            Some(ready) => self.nodes.insert(name.into(), ready),
-            None => self.nodes.remove(name),
-        };
-        self.send(SlotsEvent::Node { name: name.into(), state: ready.map(|ready| NodeState { ready }) });
+        self.set_state(name, ready.map(|ready| offering(ready, &OFFERED)));
     }
 
-    pub(crate) fn set_pods(&mut self, node: &str, pods: u32) {
-        self.send(SlotsEvent::NodePods { node: node.into(), pods });
+    /// The node is ready, and its kubelet offers these instances.
+    pub(crate) fn set_offered(&mut self, name: &str, instances: &[&str]) {
+        self.set_state(name, Some(offering(true, instances)));
+    }
+
+    fn set_state(&mut self, name: &str, state: Option<NodeState>) {
+        match &state {
+            Some(state) => self.nodes.insert(name.into(), state.clone()),
+            None => self.nodes.remove(name),
+        };
+        self.send(SlotsEvent::Node { name: name.into(), state });
+    }
+
+    /// Pods on the node request these resources.
+    pub(crate) fn set_requested(&mut self, node: &str, resources: &[&str]) {
+        let requested: BTreeSet<String> = resources.iter().map(|resource| (*resource).to_owned()).collect();
+        self.send(SlotsEvent::NodePods { node: node.into(), requested });
     }
 
     pub(crate) fn reject(&mut self, name: &str, owner: &str) {
@@ -202,4 +215,8 @@ impl LeaderHarness {
     pub(crate) fn fail(&mut self, command: &SlotsCommand, is_refused: bool) {
         self.send(SlotsEvent::Failed { command: command.clone(), is_refused });
     }
+}
+
+fn offering(ready: bool, instances: &[&str]) -> NodeState {
+    NodeState { ready, offered: instances.iter().map(|name| InstanceName::from(*name)).collect() }
 }

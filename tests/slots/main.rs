@@ -20,10 +20,12 @@
 //! | reconciliation: nothing to do, add, delete, both | `reclaim` |
 //! | reconciliation: a query that fails, a container that comes back | `reclaim` |
 //! | nodes: added, unready, ready, deleted, gone at start | `node_loss` |
+//! | nodes: ready, without an agent | `agent_loss` |
 //! | Pods that were rejected | `rejected_pods` |
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
+mod agent_loss;
 mod claims;
 mod example;
 mod harness;

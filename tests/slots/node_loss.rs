@@ -54,7 +54,7 @@ fn a_node_that_is_added_loses_nothing_whether_it_is_ready_or_not() {
 fn a_node_that_is_not_ready_is_lost_after_five_minutes_without_pods() {
     let mut leader = two_cameras();
     leader.set_node("a", Some(false));
-    leader.set_pods("a", 0);
+    leader.set_requested("a", &[]);
     assert_eq!(leader.pass(Millis::secs(299)), []);
     let commands = leader.pass(Millis::secs(1));
     assert_eq!(losses(&commands), [("cam-1", "a", NodeLoss::NotReady), ("cam-2", "a", NodeLoss::NotReady)]);
@@ -66,12 +66,12 @@ fn a_node_that_is_not_ready_is_lost_after_five_minutes_without_pods() {
 fn a_node_that_is_not_ready_keeps_its_slots_while_it_has_pods_or_their_number_is_unknown() {
     let mut leader = two_cameras();
     // This number is from before.
-    leader.set_pods("a", 0);
+    leader.set_requested("a", &[]);
     leader.set_node("a", Some(false));
     assert_eq!(leader.pass(HOUR), []);
-    leader.set_pods("a", 1);
+    leader.set_requested("a", &["rouse.dev/other"]);
     assert_eq!(leader.pass(HOUR), []);
-    leader.set_pods("a", 0);
+    leader.set_requested("a", &[]);
     assert_eq!(leader.settle().len(), 2);
     assert_node_a_is_lost(&leader);
 }
@@ -81,7 +81,7 @@ fn a_node_that_is_ready_again_has_its_five_minutes_anew() {
     let mut leader = two_cameras();
     for _ in 0..10 {
         leader.set_node("a", Some(false));
-        leader.set_pods("a", 0);
+        leader.set_requested("a", &[]);
         assert_eq!(leader.pass(Millis::secs(290)), []);
         // Another heartbeat without a change of readiness does not begin them anew.
         leader.set_node("a", Some(false));

@@ -19,6 +19,7 @@
   "stubImage" (include "rouse.image" (list . .Values.stub.image))
   "name" "${env:POD_NAME}"
   "podUid" "${env:POD_UID}"
+  "saturation" (dict "enabled" .Values.saturation.enabled)
   "warmup" (dict "enabled" .Values.warmup.enabled)
 }}
 {{- with .Values.stub.image.pullPolicy }}

@@ -51,6 +51,32 @@ models:
 }
 
 #[test]
+fn check_warns_of_an_sglang_engine_that_may_sleep_at_level_1_without_a_copy_of_its_weights() {
+    let warnings = |arguments: &str, more: &str| {
+        let engine = format!("{{kind: sglang, command: [s, '${{HOST}}', '${{PORT}}'{arguments}]}}");
+        let text = format!("models: [{{name: m, engine: {engine}, memory: {{awake: 8Gi}}{more}}}]");
+        let found = check(&read(&text).unwrap()).warnings;
+        found.iter().map(|warning| warning.text.as_str()).collect::<Vec<_>>().join("\n")
+    };
+    let saver = ", --enable-memory-saver";
+    let warned = warnings(saver, "");
+    insta::assert_snapshot!(warned, @"model 'm': the command has no --enable-weights-cpu-backup: SGLang does not restore its weights at a wake from level 1, and the answers are noise; add it, or set idle: {level: 2}");
+    assert_eq!(warnings(saver, ", idle: {level: 1}"), warned);
+    assert_eq!(warnings(&format!("{saver}, --no-enable-weights-cpu-backup"), ""), warned);
+    for backup in ["--enable-weights-cpu-backup", "--enable_weights_cpu_backup"] {
+        assert_eq!(warnings(&format!("{saver}, {backup}"), ""), "", "{backup}");
+    }
+    for level in ["2", "never"] {
+        assert_eq!(
+            warnings(saver, &format!(", idle: {{level: {level}}}")),
+            "",
+            "level {level} needs no copy"
+        );
+    }
+    assert!(!warnings("", "").contains("weights"), "an engine that never sleeps loses none");
+}
+
+#[test]
 fn why_a_model_fits_nowhere_is_told_with_what_to_write() {
     let misfit = |top: &str, model: &str| {
         let engine = "engine: {kind: custom, command: [x, '${HOST}:${PORT}']}";

@@ -83,7 +83,8 @@ fn a_prometheus_is_an_address_and_the_rest_has_defaults() {
 fn saturation_is_read_from_the_engines_unless_there_is_a_prometheus_to_ask() {
     let text = |more: &str| format!("platform: kubernetes\nkubernetes: {{stubImage: s{more}}}\n");
     let read = |more: &str| read(&text(more)).unwrap().kubernetes.unwrap().saturation;
-    assert_eq!(read(""), SaturationConfig::default());
+    assert_eq!(read(""), Some(SaturationConfig::default()));
+    assert_eq!(read(", saturation: {enabled: false}"), None);
     let all = ", prometheus: {url: 'http://p'}, saturation: {source: prometheus, interval: 200ms, window: 1s, \
                stabilisation: 0s}";
     let expected = SaturationConfig {
@@ -92,7 +93,7 @@ fn saturation_is_read_from_the_engines_unless_there_is_a_prometheus_to_ask() {
         window: Millis::secs(1),
         stabilisation: Millis::ZERO,
     };
-    assert_eq!(read(all), expected);
+    assert_eq!(read(all), Some(expected));
     let unknown = errors(&text(", saturation: {source: prometheus}"));
     assert!(unknown.ends_with("there is no Prometheus to ask: set kubernetes.prometheus.url"), "{unknown}");
 }

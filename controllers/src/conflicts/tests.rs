@@ -83,7 +83,7 @@ fn who_waits_in_a_circle_is_refused_and_so_is_who_waits_for_them() {
         needs("base", &[]),
     ]);
     let path = |name: &str| match &found[name] {
-        Rejection::Cycle(path) => path.join(" "),
+        Rejection::Cycle(cycle) => cycle.path().collect::<Vec<_>>().join(" "),
         other => panic!("{name}: {other}"),
     };
     assert_eq!((path("a"), path("b"), path("c")), ("a b c a".into(), "b c a b".into(), "c a b c".into()));

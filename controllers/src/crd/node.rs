@@ -93,6 +93,13 @@ pub struct NodeAccelerator {
     pub capacity: Quantity,
     /// Whether no fault was reported. A faulty accelerator gets no new reservations.
     pub healthy: bool,
+    /// Name of the DeviceConfiguration that offers the accelerator, if one does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub configuration: Option<String>,
+    /// Number of slots on the accelerator, if a DeviceConfiguration offers it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minimum" = 0))]
+    pub slots: Option<u32>,
     /// When an engine on the accelerator last fell asleep. The meter may lag for some time after that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_sleep: Option<Time>,

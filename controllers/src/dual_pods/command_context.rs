@@ -187,7 +187,7 @@ impl PairingController {
                 let requester_state =
                     self.core.node(node).and_then(|pairing_node| pairing_node.requesters.get(requester));
                 context.accelerators = requester_state
-                    .map(|requester_state| requester_state.accelerators.clone())
+                    .map(|requester_state| requester_state.accelerators.to_vec())
                     .unwrap_or_default();
                 let engine = self.core.node(node).and_then(|pairing_node| pairing_node.engine_of(requester));
                 context.provider =

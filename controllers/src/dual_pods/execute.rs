@@ -9,6 +9,7 @@ mod execution_log;
 mod launcher_engine;
 mod launcher_pod;
 mod requester;
+mod stub_orders;
 
 use std::sync::Arc;
 

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Node;
 use rouse::{model::AcceleratorId, units::Bytes};
 
-use super::resolved::AcceleratorCapacities;
+use super::resolved::{AcceleratorCapacities, PoolSlots};
 use crate::{crd::AcceleratorNode, dual_pods::takes_pods, label};
 
 /// Label: memory of each accelerator, in MiB.
@@ -39,9 +39,19 @@ pub(super) struct ListedAccelerators {
     capacities: BTreeMap<AcceleratorId, Bytes>,
     /// Index of each accelerator that has one.
     indices: BTreeMap<AcceleratorId, u32>,
+    /// Slots of each accelerator that an agent offers. Agents of earlier versions do not list them.
+    slots: BTreeMap<AcceleratorId, ListedSlots>,
     healthy: u32,
     /// What was left out, and why.
     warning: Option<String>,
+}
+
+/// The slots of one accelerator, as its node's agent offers them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ListedSlots {
+    /// Name of the DeviceConfiguration.
+    configuration: String,
+    count: u32,
 }
 
 /// A node's contribution to its pool. `None` means unknown.
@@ -53,6 +63,8 @@ pub(super) struct NodeCapacity {
     pub(super) capacities: AcceleratorCapacities,
     pub(super) indices: BTreeMap<AcceleratorId, u32>,
     pub(super) units: Option<u32>,
+    /// Slots that engines may take on each accelerator, in a pool with slots.
+    pub(super) slots: BTreeMap<AcceleratorId, u32>,
     pub(super) warning: Option<String>,
 }
 
@@ -95,6 +107,10 @@ impl ListedAccelerators {
             if let Some(index) = accelerator.index {
                 seen.indices.insert(id.clone(), index);
             }
+            if let (Some(configuration), Some(count)) = (&accelerator.configuration, accelerator.slots) {
+                let configuration = configuration.clone();
+                seen.slots.insert(id.clone(), ListedSlots { configuration, count });
+            }
             seen.capacities.insert(id, capacity);
         }
         seen.warning = (!doubts.is_empty()).then(|| doubts.join("; "));
@@ -109,8 +125,44 @@ impl ListedAccelerators {
             capacities: AcceleratorCapacities { unlisted_each: None, by_uuid: self.capacities.clone() },
             indices: self.indices.clone(),
             units,
+            slots: BTreeMap::new(),
             warning: join(warning, self.warning.clone()),
         }
+    }
+
+    /// The same for a pool with slots: no accelerator has more of them than its agent offers.
+    fn slot_capacity(&self, pool: &PoolSlots) -> NodeCapacity {
+        let usable = |id: &AcceleratorId| self.slots.get(id).map_or(pool.each, |listed| listed.usable(pool));
+        let slots: BTreeMap<AcceleratorId, u32> =
+            self.capacities.keys().map(|id| (id.clone(), usable(id))).collect();
+        let healthy = self.capacities.iter().filter(|(_, capacity)| **capacity > Bytes::ZERO);
+        let units = healthy.map(|(id, _)| usable(id)).fold(0, u32::saturating_add);
+        let short = self.slots.values().find(|listed| listed.usable(pool) < pool.each);
+        let capacity = self.capacity(Some(units), short.map(|listed| listed.shortfall(pool)));
+        NodeCapacity { slots, ..capacity }
+    }
+}
+
+impl ListedSlots {
+    /// The slots that engines of this pool may take.
+    fn usable(&self, pool: &PoolSlots) -> u32 {
+        if self.configuration == pool.configuration.as_str() { self.count.min(pool.each) } else { 0 }
+    }
+
+    /// Text on why those are fewer than the pool's, and what to change.
+    fn shortfall(&self, pool: &PoolSlots) -> String {
+        let Self { configuration, count } = self;
+        let PoolSlots { configuration: wanted, each } = pool;
+        if configuration == wanted.as_str() {
+            return format!(
+                "its accelerators have {count} of {each} slots each: raise the capacity of the DeviceConfiguration \
+                 '{wanted}', or lower the pool's slots"
+            );
+        }
+        format!(
+            "its accelerators are offered by the DeviceConfiguration '{configuration}', and the pool's resource is of \
+             '{wanted}': correct the resource, or let '{wanted}' alone select the node"
+        )
     }
 }
 
@@ -168,15 +220,15 @@ fn by_labels(node: &IndexedNode, units: Option<u32>, odd: Option<String>) -> Nod
     }
 }
 
-/// Returns a node's capacity for a pool with this many slots on each accelerator.
+/// Returns a node's capacity for a pool with these slots on each accelerator.
 ///
 /// The node's allocatable units do not count: a slot in use elsewhere lowers them.
 pub(super) fn slot_capacity(
     accelerators: Option<&Result<ListedAccelerators, String>>,
-    slots: u32,
+    slots: &PoolSlots,
 ) -> NodeCapacity {
     match accelerators {
-        Some(Ok(found)) => found.capacity(Some(found.healthy.saturating_mul(slots)), None),
+        Some(Ok(found)) => found.slot_capacity(slots),
         Some(Err(why)) => NodeCapacity { warning: Some(why.clone()), ..NodeCapacity::default() },
         None => {
             let warning = Some("its node agent has not listed its accelerators".to_owned());

@@ -135,10 +135,10 @@ fn pool(
     for (name, facts) in members.into_iter().flatten() {
         let listed = stubs.get(*name);
         let capacity = match &entry.slots {
-            Some(slots) => slot_capacity(listed, slots.each),
+            Some(slots) => slot_capacity(listed, slots),
             None => node_capacity(facts, listed, &terms.resource),
         };
-        let NodeCapacity { bytes, accelerators, capacities, indices, units, warning } = capacity;
+        let NodeCapacity { bytes, accelerators, capacities, indices, units, slots, warning } = capacity;
         known = plus(known, bytes, |known, more| known + more);
         pool.units = plus(pool.units, units, u32::saturating_add);
         pool.accelerators = pool.accelerators.saturating_add(accelerators);
@@ -146,7 +146,7 @@ fn pool(
             pool.warnings.push(format!("node {name}: {warning}"));
         }
         if entry.slots.is_some() {
-            add_slot_accelerators(&mut pool, name, facts.takes_pods, &capacities.by_uuid);
+            add_slot_accelerators(&mut pool, name, facts.takes_pods, &capacities.by_uuid, &slots);
         }
         if let Some(resolved_node) = resolved_nodes.get_mut(*name) {
             *resolved_node = ResolvedNode {
@@ -185,11 +185,14 @@ fn add_slot_accelerators(
     node: &str,
     takes_pods: bool,
     capacities: &BTreeMap<AcceleratorId, Bytes>,
+    slots: &BTreeMap<AcceleratorId, u32>,
 ) {
     for (id, capacity) in capacities {
+        let slots = slots.get(id).copied().unwrap_or_default();
         match pool.slot_accelerators.entry(id.clone()) {
             Entry::Vacant(entry) => {
-                entry.insert(SlotAccelerator { node: node.to_owned(), takes_pods, capacity: *capacity });
+                let node = node.to_owned();
+                entry.insert(SlotAccelerator { node, takes_pods, capacity: *capacity, slots });
             }
             Entry::Occupied(known) => {
                 let other = &known.get().node;

@@ -83,7 +83,7 @@ pub struct ResolvedPool {
 pub struct PoolSlots {
     /// The DeviceConfiguration that says which devices have the slots.
     pub configuration: ConfigurationName,
-    /// Slots on each accelerator.
+    /// Slots on each accelerator, at most.
     pub each: u32,
 }
 
@@ -95,6 +95,8 @@ pub struct SlotAccelerator {
     pub takes_pods: bool,
     /// Memory that may be granted; zero if the accelerator is not healthy.
     pub capacity: Bytes,
+    /// Slots that engines may take: those of the pool, or fewer if the node's agent offers fewer.
+    pub slots: u32,
 }
 
 /// A node and its pool.

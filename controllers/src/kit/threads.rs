@@ -54,7 +54,7 @@ impl ControllerThread {
     }
 }
 
-/// Bound on threads for blocking calls, which are name look-ups.
+/// Bound on threads for calls that would hold up other tasks: name look-ups, and the reading of long lists.
 const MAX_BLOCKING_THREADS: usize = 4;
 
 /// A runtime whose drop waits for nothing. Async code drops it if its thread cannot be spawned, and must not block.

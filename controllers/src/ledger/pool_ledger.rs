@@ -1,8 +1,13 @@
 //! Compare-and-set writes to the status of an AcceleratorPool, by the leader.
+//!
+//! A write begins with the object that the last write returned. The API server refuses it if another writer was faster,
+//! and only then the object is read. So a switch between two engines waits for one call. An outcome without a write
+//! follows from a read only, because nothing else shows that no newer leader has changed the ledger.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     convert::Infallible,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -32,6 +37,9 @@ const MAX_TRIES: u32 = 16;
 pub struct PoolLedger {
     pools: Api<AcceleratorPool>,
     leadership: watch::Receiver<Option<Leadership>>,
+    /// The object that the last write to each pool returned. A write takes it, so that a write without an answer leaves
+    /// none.
+    written: Arc<Mutex<BTreeMap<String, AcceleratorPool>>>,
 }
 
 /// Why a ledger was not changed. `E` is the refusal of the change itself.
@@ -58,7 +66,7 @@ pub enum Error<E> {
 impl PoolLedger {
     #[must_use]
     pub fn new(client: Client, leadership: watch::Receiver<Option<Leadership>>) -> Self {
-        Self { pools: Api::all(client), leadership }
+        Self { pools: Api::all(client), leadership, written: Arc::default() }
     }
 
     /// Stamps these pools with a new leader's epoch and returns their ledgers.
@@ -147,8 +155,13 @@ impl PoolLedger {
     ) -> Result<T, Error<E>> {
         // One epoch for all tries: a decision of one tenure must not be written in the next.
         let epoch = self.leading_epoch().ok_or(Error::NotLeading)?;
+        let mut written = self.take_written(pool);
         for _ in 0..MAX_TRIES {
-            let mut object = self.read(pool).await?;
+            let is_read = written.is_none();
+            let mut object = match written.take() {
+                Some(object) => object,
+                None => self.read(pool).await?,
+            };
             let before = object.status.take().unwrap_or_default();
             let mut status = before.clone();
             stamp(&mut status, epoch).map_err(|newer| {
@@ -162,8 +175,11 @@ impl PoolLedger {
             if self.leading_epoch() != Some(epoch) {
                 return Err(Error::NotLeading);
             }
-            let outcome = outcome.map_err(Error::Refused)?;
             update_sums(&mut status);
+            if !is_read && (outcome.is_err() || status == before) {
+                continue;
+            }
+            let outcome = outcome.map_err(Error::Refused)?;
             if status == before {
                 return Ok(outcome);
             }
@@ -173,6 +189,10 @@ impl PoolLedger {
             }
         }
         Err(Error::Contended)
+    }
+
+    fn take_written(&self, pool: &str) -> Option<AcceleratorPool> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner).remove(pool)
     }
 
     /// Returns the epoch in which this gateway leads now.
@@ -192,7 +212,10 @@ impl PoolLedger {
         let parameters = PostParams::default();
         let write = self.pools.replace_status(pool, &parameters, object);
         match time::timeout(CALL_TIMEOUT, write).await.map_err(|_| Error::Timeout)? {
-            Ok(_) => Ok(true),
+            Ok(now) => {
+                self.written.lock().unwrap_or_else(PoisonError::into_inner).insert(pool.to_owned(), now);
+                Ok(true)
+            }
             Err(kube::Error::Api(status)) if status.is_conflict() => Ok(false),
             Err(kube::Error::Api(status)) if status.is_not_found() => Err(Error::NoPool(pool.to_owned())),
             Err(error) => Err(Error::Api(Box::new(error))),

@@ -146,6 +146,7 @@ fn accelerators(
     now: Tick,
 ) -> Vec<NodeAccelerator> {
     let known = |uuid: &str| stored.accelerators.iter().find(|known| known.uuid == uuid);
+    let offered_by = view.accelerator_configuration();
     let mut listed = BTreeMap::new();
     for (uuid, device) in seen_accelerators(view, me) {
         let capacity = device.memory.map(|memory| memory.saturating_sub(headroom).into());
@@ -159,6 +160,8 @@ fn accelerators(
                 index: device.index,
                 capacity,
                 healthy: device.healthy && !view.foreign.contains_key(uuid),
+                configuration: offered_by.map(|configuration| configuration.name.to_string()),
+                slots: offered_by.map(|configuration| configuration.capacity),
                 last_sleep: known(uuid).and_then(|known| known.last_sleep.clone()),
                 last_seen: Some(object_time(now)),
             },

@@ -241,11 +241,16 @@ impl AgentView {
         }
     }
 
+    /// Returns the configuration that offers this node's accelerators. Others of accelerators offer nothing.
+    pub(super) fn accelerator_configuration(&self) -> Option<&AcceptedConfiguration> {
+        let all = self.active().map(|(_, known)| &*known.accepted);
+        all.filter(|one| one.is_of_accelerators()).min_by_key(|one| one.precedence())
+    }
+
     /// Returns the configuration that offers this node's accelerators instead of the named one, if there is one.
     fn preferred_to(&self, configuration: &str) -> Option<&AcceptedConfiguration> {
         let own = &*self.configurations.get(configuration)?.accepted;
-        let all = self.active().map(|(_, known)| &*known.accepted);
-        let first = all.filter(|one| one.is_of_accelerators()).min_by_key(|one| one.precedence())?;
+        let first = self.accelerator_configuration()?;
         (own.is_of_accelerators() && first.precedence() < own.precedence()).then_some(first)
     }
 

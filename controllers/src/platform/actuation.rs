@@ -9,12 +9,14 @@
 //! level is written and removed while the engine falls asleep or wakes. Meanwhile all its memory stays reserved, and a
 //! leader that finds no level wakes it.
 
-use std::{convert::Infallible, future::pending, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap, convert::Infallible, future::pending, net::SocketAddr, sync::Arc, time::Duration,
+};
 
 use rouse::{
     fault::FailureCause,
     fleet::event::Event,
-    model::SleepLevel,
+    model::{AcceleratorId, SleepLevel},
     pairing::{
         EngineReport,
         command::EngineStopReason,
@@ -23,6 +25,7 @@ use rouse::{
     },
     units::Bytes,
 };
+use rouse_net::stub_api::ActuationResult;
 use rouse_platform::{engine_client::EngineClient, readiness};
 use serde_json::json;
 use tokio::sync::watch;
@@ -49,7 +52,7 @@ pub(super) async fn sleep(
         sleep_by_pairing(&context, &pod, level).await
     } else {
         record_level(&context, &pod, Some(level)).await;
-        actuate(&client, &context, false, level).await.map(|()| level)
+        sleep_by_stub(&client, &context, level).await
     };
     let (event, done) = match slept {
         Ok(level) => (Event::Slept { engine, generation, level }, StepOutcome::Asleep),
@@ -89,7 +92,7 @@ pub(super) async fn wake(
     let (engine, generation) = (context.id.clone(), context.generation);
     let woken = async {
         if context.placement.is_actuated_by_pairing() {
-            return wake_by_pairing(&client, &context, &pod).await;
+            return wake_by_pairing(&context, &pod).await;
         }
         actuate(&client, &context, true, level).await?;
         record_level(&context, &pod, None).await;
@@ -166,17 +169,37 @@ async fn sleep_by_pairing(
     Ok(reached)
 }
 
-/// Wakes the engine and waits until it serves. The pairing controller has then opened the gate, too.
-async fn wake_by_pairing(
+/// Puts the engine to sleep through its stub.
+///
+/// Reports first what is in use on its accelerators then, where the leader chose them: the decisions know how much of
+/// that is reserved for others.
+async fn sleep_by_stub(
     client: &EngineClient,
     context: &EngineContext,
-    pod: &PodReceiver,
-) -> Result<(), FailureCause> {
-    let woken = async {
-        wait_for(context, pod, WantedState::Awake, is_awake).await?;
-        readiness::wait_until_ready(client, None).await;
-        Ok(())
-    };
+    level: SleepLevel,
+) -> Result<SleepLevel, FailureCause> {
+    let done = actuate(client, context, false, level).await?;
+    let chosen = context.placement.location().map(|location| location.accelerators.as_slice());
+    if let Some(used) = usage_after_sleep(chosen.unwrap_or_default(), done) {
+        let (engine, generation) = (context.id.clone(), context.generation);
+        context.shared.common.send_event(Event::UsageAfterSleep { engine, generation, used }).await;
+    }
+    Ok(level)
+}
+
+/// Returns the memory in use on these accelerators; `None` if there are none, or if the stub has not read each of them.
+fn usage_after_sleep(
+    accelerators: &[AcceleratorId],
+    done: Option<ActuationResult>,
+) -> Option<BTreeMap<AcceleratorId, Bytes>> {
+    let mib = done?.memory?;
+    let used = |id: &AcceleratorId| Some((id.clone(), Bytes::mib(*mib.get(id.as_str())?)));
+    accelerators.iter().map(used).collect::<Option<BTreeMap<_, _>>>().filter(|used| !used.is_empty())
+}
+
+/// Wakes the engine. The stub has then seen that it serves, and the pairing controller has opened the gate.
+async fn wake_by_pairing(context: &EngineContext, pod: &PodReceiver) -> Result<(), FailureCause> {
+    let woken = wait_for(context, pod, WantedState::Awake, is_awake);
     let (woken, ()) = tokio::join!(woken, record_level(context, pod, None));
     woken
 }
@@ -271,13 +294,14 @@ const fn cause_of(reason: EngineStopReason) -> FailureCause {
 
 /// Sends the order until the stub has executed it.
 ///
-/// A silent stub gets the order again and continues where it was; the fleet sets the deadline.
+/// A silent stub gets the order again and continues where it was; the fleet sets the deadline. Returns what the stub
+/// reports, if it does.
 async fn actuate(
     client: &EngineClient,
     context: &EngineContext,
     wake: bool,
     level: SleepLevel,
-) -> Result<(), FailureCause> {
+) -> Result<Option<ActuationResult>, FailureCause> {
     let target = SocketAddr::new(client.address.ip(), context.placement.pod_template.port);
     let mut pauses = RetryBackoff::new();
     loop {
@@ -288,7 +312,7 @@ async fn actuate(
                 stub.actuate(wake, level, ACTUATION_TIMEOUT).await
             };
             match done.await {
-                Ok(_) => return Ok(()),
+                Ok(done) => return Ok(done),
                 Err(StubClientError::Conflict { .. }) => engine_steps::superseded(context).await,
                 Err(StubClientError::StaysAwake(_)) => return Err(FailureCause::SleepDenied),
                 Err(error @ (StubClientError::Unauthorized(_) | StubClientError::Refused { .. })) => {
@@ -349,6 +373,25 @@ mod tests {
         assert_eq!(failure.as_mut().now_or_never(), Some(Err(reason)));
         let mut late = pin!(wait_for_report(reports.subscribe(), is_awake));
         assert_eq!(late.as_mut().now_or_never(), Some(Err(reason)));
+    }
+
+    #[test]
+    fn what_is_in_use_after_a_sleep_is_known_only_if_the_stub_has_read_each_accelerator() {
+        let done = |memory: &[(&str, u64)]| {
+            let memory = memory.iter().map(|(id, mib)| ((*id).to_owned(), *mib)).collect();
+            Some(ActuationResult { asleep: true, took: 900, memory: Some(memory) })
+        };
+        let used = |accelerators: &[&str], done| {
+            let accelerators: Vec<AcceleratorId> = accelerators.iter().map(|id| (*id).into()).collect();
+            usage_after_sleep(&accelerators, done).map(|used| used.into_values().collect::<Vec<_>>())
+        };
+        let both = done(&[("GPU-1", 1024), ("GPU-2", 3072)]);
+        assert_eq!(used(&["GPU-2", "GPU-1"], both.clone()), Some(vec![Bytes::gib(1), Bytes::gib(3)]));
+        assert_eq!(used(&["GPU-2"], both.clone()), Some(vec![Bytes::gib(3)]));
+        assert_eq!(used(&["GPU-1", "GPU-3"], both.clone()), None);
+        assert_eq!(used(&[], both), None, "the kubelet has chosen them");
+        assert_eq!(used(&["GPU-1"], Some(ActuationResult { asleep: true, took: 1, memory: None })), None);
+        assert_eq!(used(&["GPU-1"], None), None);
     }
 
     #[tokio::test]

@@ -13,8 +13,11 @@ use crate::{own_pod::OwnPod, prometheus_api::PrometheusClient, stub_key::StubKey
 const STUB_KEY_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Returns a client of the Prometheus that scrapes engines, if the load of engines is read from it.
-pub(super) fn prometheus_of_engines(settings: &KubernetesConfig) -> anyhow::Result<Option<PrometheusClient>> {
-    let is_source = settings.saturation.source == LoadSource::Prometheus;
+pub(super) fn prometheus_of_engines(
+    settings: &KubernetesConfig,
+    source: LoadSource,
+) -> anyhow::Result<Option<PrometheusClient>> {
+    let is_source = source == LoadSource::Prometheus;
     settings.prometheus.clone().filter(|_| is_source).map(PrometheusClient::new).transpose()
 }
 

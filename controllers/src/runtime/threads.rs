@@ -1,6 +1,7 @@
 //! The threads of a gateway in a cluster.
 
 use anyhow::Context as _;
+use rouse_config::KubernetesConfig;
 
 use crate::kit::ControllerThread;
 
@@ -14,8 +15,8 @@ pub(super) struct Threads {
     pub(super) dual_pods: Option<ControllerThread>,
     /// Runs the platform of the engines.
     pub(super) engines: ControllerThread,
-    /// Reads the load of engines, and scales models by it.
-    pub(super) saturation: ControllerThread,
+    /// Reads the load of engines and scales models by it, if that is enabled.
+    pub(super) saturation: Option<ControllerThread>,
     /// Carries out Warmups, if they are enabled.
     pub(super) warmup: Option<ControllerThread>,
     /// Keeps the slots of shared devices, if that is enabled.
@@ -23,16 +24,17 @@ pub(super) struct Threads {
 }
 
 impl Threads {
-    pub(super) fn start(dual_pods: bool, warmup: bool, slots: bool) -> anyhow::Result<Self> {
+    pub(super) fn start(settings: &KubernetesConfig) -> anyhow::Result<Self> {
         let start = |name| ControllerThread::start(name).context("cannot start a controller thread");
+        let start_if = |enabled: bool, name| enabled.then(|| start(name)).transpose();
         Ok(Self {
             lease: start("lease")?,
             models: start("models")?,
-            dual_pods: dual_pods.then(|| start("dual-pods")).transpose()?,
+            dual_pods: start_if(settings.dual_pods.is_some(), "dual-pods")?,
             engines: start("engines")?,
-            saturation: start("saturation")?,
-            warmup: warmup.then(|| start("warmup")).transpose()?,
-            slots: slots.then(|| start("slots")).transpose()?,
+            saturation: start_if(settings.saturation.is_some(), "saturation")?,
+            warmup: start_if(settings.warmup.enabled, "warmup")?,
+            slots: start_if(settings.slots.is_some(), "slots")?,
         })
     }
 }

@@ -3,7 +3,7 @@
 //! | watched | by | while |
 //! |---|---|---|
 //! | InferenceModels, pools, AcceleratorNodes, Nodes | the model controller; all but pools also by saturation, Nodes also by dual pods, Warmups and slots, AcceleratorNodes also by Warmups | always: a follower serves what follows from them |
-//! | the ConfigMap of thresholds | saturation | always: it changes rarely |
+//! | the ConfigMap of thresholds | saturation, if it is enabled | always: it changes rarely |
 //! | GatewayReplicas | the driver | always: a follower knows the other gateways |
 //! | Pods | the engine manager, dual pods, Warmups | leading: only the leader places engines |
 //! | Warmups, their Pods, the Pods of RoleBasedGroups | Warmups | leading: only the leader warms nodes |
@@ -14,6 +14,7 @@
 
 use std::{collections::BTreeSet, fmt::Debug, sync::Arc, time::Duration};
 
+use futures_util::future::BoxFuture;
 use k8s_openapi::{
     NamespaceResourceScope,
     api::core::v1::{ConfigMap, Node, NodeSpec, NodeStatus, Pod},
@@ -55,7 +56,7 @@ pub(super) struct ClusterWatches {
     accelerator_nodes: Cache<AcceleratorNode>,
     nodes: Cache<Node>,
     pods: Cache<Pod>,
-    thresholds: Cache<ConfigMap>,
+    thresholds: Option<Cache<ConfigMap>>,
     dual_pods: Option<DualPodsCaches>,
     warmup: Option<WarmupCaches>,
     slots: Option<SlotsCaches>,
@@ -99,7 +100,7 @@ impl ClusterWatches {
             accelerator_nodes: Cache::default(),
             nodes: Cache::default(),
             pods: Cache::default(),
-            thresholds: Cache::default(),
+            thresholds: None,
             dual_pods: None,
             warmup: None,
             slots: None,
@@ -123,7 +124,7 @@ impl ClusterWatches {
     ) -> SaturationWatches {
         SaturationWatches {
             models: self.models.subscribe(),
-            thresholds: self.thresholds.subscribe(),
+            thresholds: self.thresholds.get_or_insert_default().subscribe(),
             nodes: self.nodes.subscribe(),
             accelerator_nodes: self.accelerator_nodes.subscribe(),
             resolved,
@@ -238,10 +239,12 @@ impl ClusterWatches {
         }
         tasks.spawn_on(pods.run_while_leading(pod_targets, awaited.clone(), terms.clone()), on);
 
-        // Its list has a record of its own, because no gateway waits for thresholds before it serves.
-        let map = WatchTarget::namespaced(&client, Some(&own_namespace), drop_managed_fields)
-            .fields(format!("metadata.name={}", saturation::CONFIG_MAP));
-        tasks.spawn_on(thresholds.run(vec![map], InitialLists::default()), on);
+        if let Some(thresholds) = thresholds {
+            // Its list has a record of its own, because no gateway waits for thresholds before it serves.
+            let map = WatchTarget::namespaced(&client, Some(&own_namespace), drop_managed_fields)
+                .fields(format!("metadata.name={}", saturation::CONFIG_MAP));
+            tasks.spawn_on(thresholds.run(vec![map], InitialLists::default()), on);
+        }
 
         let mut leader_watches =
             LeaderWatches { client: &client, namespaces: &namespaces, terms, tasks: &mut *tasks, on };
@@ -337,16 +340,16 @@ const NO_SLOTS: &str = "the cluster does not have this kind: apply charts/rouse/
 /// What to do if the API server does not have Warmups.
 const NO_WARMUPS: &str = "the cluster does not have this kind: apply charts/rouse/definitions/warmups.yaml";
 
-/// Returns the watch of the gateways' own objects, and its task.
+/// Returns the watch of the gateways' own objects, and its task, boxed for the program's size (ADR 18).
 pub(super) fn gateway_replicas(
     client: &Client,
     namespace: &str,
-) -> (Subscription<GatewayReplica>, impl Future<Output = ()> + Send + use<>) {
+) -> (Subscription<GatewayReplica>, BoxFuture<'static, ()>) {
     let mut cache = Cache::default();
     let replicas = cache.subscribe();
     // The write times are in the managed fields.
     let target = WatchTarget::namespaced(client, Some(namespace), |_| {});
-    (replicas, cache.run(vec![target], InitialLists::default()))
+    (replicas, Box::pin(cache.run(vec![target], InitialLists::default())))
 }
 
 /// Returns a target for each namespace.
@@ -400,15 +403,18 @@ fn slim<K: Resource>(object: &mut K) {
 /// Drops everything of a Node that no controller reads, which is most of it.
 ///
 /// Kept are metadata without annotations and managed fields, schedulability, taints, the conditions of readiness and
-/// disk pressure, allocatable resources, the list of images, and the versions of kubelet and container runtime.
+/// disk pressure, allocatable resources, the capacity of slots, the list of images, and the versions of kubelet and
+/// container runtime.
 fn slim_node(node: &mut Node) {
     slim(node);
     let NodeSpec { unschedulable, taints, .. } = node.spec.take().unwrap_or_default();
     node.spec = Some(NodeSpec { unschedulable, taints, ..NodeSpec::default() });
     let status = node.status.take().unwrap_or_default();
-    let NodeStatus { mut conditions, allocatable, images, node_info, .. } = status;
+    let NodeStatus { mut conditions, allocatable, mut capacity, images, node_info, .. } = status;
     let node_info = node_info.map(warmup::slim_system);
     let is_read = |name: &str| [NODE_READY_CONDITION, NODE_DISK_PRESSURE_CONDITION].contains(&name);
     conditions.iter_mut().for_each(|all| all.retain(|condition| is_read(&condition.type_)));
-    node.status = Some(NodeStatus { conditions, allocatable, images, node_info, ..NodeStatus::default() });
+    capacity.iter_mut().for_each(|all| all.retain(|resource, _| slots::slot_resource(resource).is_some()));
+    node.status =
+        Some(NodeStatus { conditions, allocatable, capacity, images, node_info, ..NodeStatus::default() });
 }

@@ -38,6 +38,9 @@ impl SlotsEvents {
                     NodeLoss::NotReady => {
                         "has not been ready for some minutes and has no Pod with a slot left"
                     }
+                    NodeLoss::NoAgent => {
+                        "has had no node agent for some minutes and has no Pod with a slot of the device"
+                    }
                 };
                 let freed = pluralize(changes.len(), "slot");
                 let note =

@@ -1,24 +1,32 @@
 //! Executes the commands about slots, and writes what follows from configurations. Each is a task of its own.
 
+use std::{collections::BTreeSet, sync::Arc};
+
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Api, Client};
 use rouse::{
     pairing::ids::NodeName,
-    slots::{ConfigurationName, InstanceName, SlotsCommand},
+    slots::{ConfigurationName, InstanceName, NodeLoss, SlotsCommand, device_resources},
 };
 use serde_json::Value;
+use tokio::sync::Semaphore;
 
-use super::{events::EventDetails, index::is_ready, node_pods};
+use super::{events::EventDetails, index::node_state, node_pods};
 use crate::{
     crd::{DeviceConfiguration, DeviceInstance, ledger::ObjectName},
     writer::{Error, ObjectWriter, fence::SeenObject},
 };
 
+/// The most nodes that are confirmed to be lost at once. Each takes the API server a list of Pods, and when agents are
+/// removed everywhere, the time of all nodes ends together.
+const MAX_CONFIRMATIONS: usize = 16;
+
 /// What tasks write with.
 #[derive(Clone)]
 pub(super) struct SlotsExecutor {
-    pub(super) client: Client,
-    pub(super) writer: ObjectWriter,
+    client: Client,
+    writer: ObjectWriter,
+    confirmations: Arc<Semaphore>,
 }
 
 /// A write of one command, with what its fence needs.
@@ -26,8 +34,10 @@ pub(super) struct SlotsExecutor {
 pub(super) enum SlotsWrite {
     /// Frees the slots of a node, if it is lost indeed.
     FreeNode {
-        instance: String,
+        instance: InstanceName,
+        configuration: ConfigurationName,
         node: NodeName,
+        cause: NodeLoss,
         operations: Value,
     },
     /// Adds and removes slots.
@@ -55,10 +65,10 @@ pub(crate) enum SlotsOutcome {
         details: EventDetails,
         result: Result<(), Error>,
     },
-    /// The Pods of a node that may use slots were counted.
+    /// The slots that Pods of a node may use were listed.
     NodePods {
         node: NodeName,
-        pods: Result<u32, Error>,
+        requested: Result<BTreeSet<String>, Error>,
     },
     /// The status of a configuration was written, or not.
     Status {
@@ -73,6 +83,10 @@ pub(crate) enum SlotsOutcome {
 }
 
 impl SlotsExecutor {
+    pub(super) fn new(client: Client, writer: ObjectWriter) -> Self {
+        Self { client, writer, confirmations: Arc::new(Semaphore::new(MAX_CONFIRMATIONS)) }
+    }
+
     /// Executes one command to its one outcome.
     pub(super) async fn execute(
         self,
@@ -90,9 +104,12 @@ impl SlotsExecutor {
 
     async fn write(&self, write: SlotsWrite, epoch: u64) -> Result<(), Error> {
         match write {
-            SlotsWrite::FreeNode { instance, node, operations } => {
-                self.confirm_loss(&node).await?;
-                self.patch_instance(&instance, &operations, epoch).await
+            SlotsWrite::FreeNode { instance, configuration, node, cause, operations } => {
+                let resources = device_resources(&instance, &configuration);
+                // Nothing closes the semaphore. The permit is kept until the write that the confirmation allows.
+                let _permit = self.confirmations.acquire().await;
+                self.confirm_loss(&node, &instance, &resources, cause).await?;
+                self.patch_instance(instance.as_str(), &operations, epoch).await
             }
             SlotsWrite::Layout { instance, operations } => {
                 self.patch_instance(&instance, &operations, epoch).await
@@ -111,17 +128,29 @@ impl SlotsExecutor {
         }
     }
 
-    /// Checks with the API server that a node is lost.
+    /// Checks with the API server that a node is lost for an instance, which Pods use by these resources.
     ///
     /// The watches of nodes and of instances are not in step: the instance may already name a node whose object is
-    /// still to come, and a node may be ready again.
-    async fn confirm_loss(&self, node: &NodeName) -> Result<(), Error> {
+    /// still to come, and a node may be ready again, or have an agent again.
+    async fn confirm_loss(
+        &self,
+        node: &NodeName,
+        instance: &InstanceName,
+        resources: &[String],
+        cause: NodeLoss,
+    ) -> Result<(), Error> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let Some(found) = self.writer.get(&nodes, node.as_str()).await? else { return Ok(()) };
-        if is_ready(&found) || node_pods::count(&self.client, &node_pods::of_node(node)).await? > 0 {
-            return Err(Error::Conflict);
-        }
-        Ok(())
+        let state = node_state(&found);
+        let requested = node_pods::requested(&self.client, &node_pods::of_node(node)).await?;
+        let is_lost = match cause {
+            NodeLoss::NoAgent => {
+                let is_used = resources.iter().any(|resource| requested.contains(resource));
+                state.lacks_agent(instance) && !is_used
+            }
+            NodeLoss::Gone | NodeLoss::NotReady => !state.ready && requested.is_empty(),
+        };
+        if is_lost { Ok(()) } else { Err(Error::Conflict) }
     }
 
     async fn patch_instance(&self, instance: &str, operations: &Value, epoch: u64) -> Result<(), Error> {
@@ -132,10 +161,10 @@ impl SlotsExecutor {
         }
     }
 
-    /// Counts the Pods of a node that may use slots.
-    pub(super) async fn count_pods(self, node: NodeName) -> SlotsOutcome {
-        let pods = node_pods::count(&self.client, &node_pods::of_node_lately(&node)).await;
-        SlotsOutcome::NodePods { node, pods }
+    /// Lists the slots that Pods of a node may use.
+    pub(super) async fn list_pods(self, node: NodeName) -> SlotsOutcome {
+        let requested = node_pods::requested(&self.client, &node_pods::of_node_lately(&node)).await;
+        SlotsOutcome::NodePods { node, requested }
     }
 
     /// Writes the status of a configuration.

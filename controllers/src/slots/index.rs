@@ -45,8 +45,10 @@ pub(super) struct SlotsIndex {
     listed_pods: BTreeSet<Option<String>>,
     configurations: BTreeMap<ConfigurationName, IndexedConfiguration>,
     instances: InstanceMap,
-    /// Whether each node is ready. Nodes are observed by followers, too.
-    nodes: BTreeMap<NodeName, bool>,
+    /// Nodes are observed by followers, too.
+    nodes: BTreeMap<NodeName, NodeState>,
+    /// Nodes with slots that no agent frees: an instance names the node, which is not ready or does not offer it.
+    unserved: BTreeSet<NodeName>,
     rejected: BTreeMap<ObjectName, RejectedObject>,
     /// Events that have not been passed to the decisions yet.
     events: Vec<SlotsEvent>,
@@ -84,6 +86,7 @@ impl SlotsIndex {
             configurations: BTreeMap::new(),
             instances: InstanceMap::default(),
             nodes: BTreeMap::new(),
+            unserved: BTreeSet::new(),
             rejected: BTreeMap::new(),
             events: Vec::new(),
             changed_configurations: BTreeSet::new(),
@@ -96,7 +99,7 @@ impl SlotsIndex {
         let (nodes, has_nodes) = (std::mem::take(&mut self.nodes), self.has_nodes);
         *self = Self { leads, nodes, has_nodes, ..Self::new(self.expected_lists) };
         if leads {
-            let event = |(name, ready): (&NodeName, &bool)| node_event(name, Some(*ready));
+            let event = |(name, state): (&NodeName, &NodeState)| node_event(name, Some(state.clone()));
             self.events = self.nodes.iter().map(event).collect();
         }
     }
@@ -153,10 +156,25 @@ impl SlotsIndex {
         Some((&known.seen, known.message.as_str()))
     }
 
-    /// Returns the nodes that are not ready and that an instance names.
-    pub(super) fn unready_nodes(&self) -> impl Iterator<Item = &NodeName> {
-        let unready = self.nodes.iter().filter(|(_, ready)| !**ready);
-        unready.map(|(name, _)| name).filter(move |name| self.instances.is_named(name))
+    /// Returns the nodes with slots that no agent frees.
+    pub(super) fn unserved_nodes(&self) -> impl Iterator<Item = &NodeName> {
+        self.unserved.iter()
+    }
+
+    pub(super) fn is_ready(&self, node: &NodeName) -> bool {
+        self.nodes.get(node).is_some_and(|state| state.ready)
+    }
+
+    /// Finds out anew whether an agent frees the slots of this node.
+    fn check_served(&mut self, node: &NodeName) {
+        let is_unserved = self.nodes.get(node).is_some_and(|state| {
+            self.instances.naming(node).any(|instance| !state.ready || state.lacks_agent(instance))
+        });
+        if is_unserved {
+            self.unserved.insert(node.clone());
+        } else {
+            self.unserved.remove(node);
+        }
     }
 
     pub(super) fn apply_configurations(&mut self, delta: &Delta<DeviceConfiguration>) {
@@ -217,7 +235,9 @@ impl SlotsIndex {
     fn set_instance(&mut self, found: &WatchedObject<DeviceInstance>) {
         let name = InstanceName::from(found.name().name);
         let WatchedObject::Readable(object) = found else { return self.remove_instance(&name) };
-        self.instances.set(&name, Arc::clone(object));
+        for node in self.instances.set(&name, Arc::clone(object)) {
+            self.check_served(&node);
+        }
         let Some(known) = self.instances.get(&name) else { return };
         let facts = InstanceFacts {
             configuration: known.configuration(),
@@ -229,10 +249,10 @@ impl SlotsIndex {
     }
 
     fn remove_instance(&mut self, name: &InstanceName) {
-        if self.instances.remove(name) {
-            self.changed_instances.insert(name.clone());
-            self.events.push(SlotsEvent::Instance { name: name.clone(), observed: None });
-        }
+        let Some(nodes) = self.instances.remove(name) else { return };
+        nodes.iter().for_each(|node| self.check_served(node));
+        self.changed_instances.insert(name.clone());
+        self.events.push(SlotsEvent::Instance { name: name.clone(), observed: None });
     }
 
     pub(super) fn apply_nodes(&mut self, delta: &Delta<Node>) {
@@ -242,20 +262,27 @@ impl SlotsIndex {
         self.has_nodes |= delta.is_list();
     }
 
-    /// A node that cannot be read exists, and counts as ready: nothing is taken from it.
+    /// A node that cannot be read exists, and counts as ready, with the agent that it had: nothing is taken from it.
     fn set_node(&mut self, found: &WatchedObject<Node>) {
         let name = NodeName::from(found.name().name);
-        let ready = match found {
-            WatchedObject::Readable(node) => is_ready(node),
-            WatchedObject::Unreadable { .. } => true,
+        let before = self.nodes.get(&name);
+        let state = match found {
+            WatchedObject::Readable(node) => node_state(node),
+            WatchedObject::Unreadable { .. } => {
+                let offered = before.map(|before| before.offered.clone());
+                NodeState { ready: true, offered: offered.unwrap_or_default() }
+            }
         };
-        if self.nodes.insert(name.clone(), ready) != Some(ready) {
-            self.push_if_leading(node_event(&name, Some(ready)));
+        if before != Some(&state) {
+            self.nodes.insert(name.clone(), state.clone());
+            self.check_served(&name);
+            self.push_if_leading(node_event(&name, Some(state)));
         }
     }
 
     fn remove_node(&mut self, name: &NodeName) {
         if self.nodes.remove(name).is_some() {
+            self.check_served(name);
             self.push_if_leading(node_event(name, None));
         }
     }
@@ -305,11 +332,17 @@ impl SlotsIndex {
     }
 }
 
-/// Whether the kubelet of the node reports that it is ready.
-pub(super) fn is_ready(node: &Node) -> bool {
-    has_condition(node, NODE_READY_CONDITION)
+/// Returns what the kubelet of the node reports: whether it is ready, and of which devices it has slots.
+pub(super) fn node_state(node: &Node) -> NodeState {
+    let capacity = node.status.as_ref().and_then(|status| status.capacity.as_ref());
+    let offered = capacity.into_iter().flatten().filter(|(_, amount)| amount.0 != "0");
+    let offered = offered.filter_map(|(resource, _)| pod_facts::slot_resource(resource));
+    NodeState {
+        ready: has_condition(node, NODE_READY_CONDITION),
+        offered: offered.map(InstanceName::from).collect(),
+    }
 }
 
-fn node_event(name: &NodeName, ready: Option<bool>) -> SlotsEvent {
-    SlotsEvent::Node { name: name.clone(), state: ready.map(|ready| NodeState { ready }) }
+fn node_event(name: &NodeName, state: Option<NodeState>) -> SlotsEvent {
+    SlotsEvent::Node { name: name.clone(), state }
 }

@@ -1,10 +1,14 @@
-//! Counts the Pods that may still use slots of nodes that are not ready.
+//! Lists the slots that Pods may still use on nodes whose slots no agent frees: those that are not ready, and those
+//! without an agent.
 //!
-//! A node that does not report may still run them, so its slots are not free before they are gone. These Pods may be in
-//! any namespace, and a watch of all Pods of the cluster would cost every gateway their memory. So the leader lists the
-//! Pods of such a node, and only while it is not ready.
+//! Such a node may still run the Pods, so its slots are not free before they are gone. These Pods may be in any
+//! namespace, and a watch of all Pods of the cluster would cost every gateway their memory. So the leader lists the
+//! Pods of such a node, and only while it is one.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, api::ListParams};
@@ -17,7 +21,7 @@ use tokio::time;
 use super::pod_facts;
 use crate::writer::Error;
 
-/// Longest interval between two lists of one node's Pods.
+/// Longest interval between two lists of one node's Pods, while it is not ready.
 const MAX_INTERVAL: Millis = Millis::secs(30);
 /// Timeout of one list.
 const LIST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -25,7 +29,10 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The nodes whose Pods are listed.
 #[derive(Debug)]
 pub(super) struct NodePodLists {
+    /// Between two lists of a node that is not ready.
     interval: Millis,
+    /// The same for a ready node without an agent. It may run its Pods for weeks, and there may be many such nodes.
+    ready_interval: Millis,
     /// Each with the moment of its next list; `None` while one is under way.
     nodes: BTreeMap<NodeName, Option<Tick>>,
 }
@@ -33,7 +40,8 @@ pub(super) struct NodePodLists {
 impl NodePodLists {
     /// `node_timeout`: how long a node may be unready before its slots are freed.
     pub(super) fn new(node_timeout: Millis) -> Self {
-        Self { interval: node_timeout.min(MAX_INTERVAL), nodes: BTreeMap::new() }
+        let interval = node_timeout.min(MAX_INTERVAL);
+        Self { interval, ready_interval: node_timeout, nodes: BTreeMap::new() }
     }
 
     pub(super) fn clear(&mut self) {
@@ -59,10 +67,11 @@ impl NodePodLists {
         due
     }
 
-    /// Takes the end of a list.
-    pub(super) fn finished(&mut self, node: &NodeName, now: Tick) {
+    /// Takes the end of a list. `is_ready`: the node is ready.
+    pub(super) fn finished(&mut self, node: &NodeName, is_ready: bool, now: Tick) {
+        let interval = if is_ready { self.ready_interval } else { self.interval };
         if let Some(next) = self.nodes.get_mut(node) {
-            *next = Some(now + self.interval);
+            *next = Some(now + interval);
         }
     }
 
@@ -82,15 +91,14 @@ pub(super) fn of_node_lately(node: &NodeName) -> ListParams {
     of_node(node).match_any()
 }
 
-/// Counts the Pods of a node that may still use slots, in all namespaces.
+/// Returns the resources of slots that Pods of a node may still use, in all namespaces.
 ///
 /// # Errors
 /// The list failed. Nothing is known then.
-pub(super) async fn count(client: &Client, of_node: &ListParams) -> Result<u32, Error> {
+pub(super) async fn requested(client: &Client, of_node: &ListParams) -> Result<BTreeSet<String>, Error> {
     let pods: Api<Pod> = Api::all(client.clone());
     let listed = time::timeout(LIST_TIMEOUT, pods.list(of_node)).await.map_err(|_| Error::Timeout)??;
-    let count = listed.items.iter().filter(|pod| pod_facts::may_use_slots(pod)).count();
-    Ok(u32::try_from(count).unwrap_or(u32::MAX))
+    Ok(listed.items.iter().flat_map(pod_facts::used_slot_resources).cloned().collect())
 }
 
 #[cfg(test)]
@@ -107,13 +115,19 @@ mod tests {
             "one is under way"
         );
         assert_eq!(lists.next_deadline(), None);
-        lists.finished(&a, Tick(1_000));
+        lists.finished(&a, false, Tick(1_000));
         assert!(lists.begin_due([&a, &b].into_iter(), Tick(30_999)).is_empty());
         assert_eq!(lists.next_deadline(), Some(Tick(31_000)));
         assert_eq!(lists.begin_due([&a, &b].into_iter(), Tick(31_000)), std::slice::from_ref(&a));
         lists.begin_due(std::iter::empty(), Tick(31_000));
-        lists.finished(&a, Tick(31_000));
+        lists.finished(&a, false, Tick(31_000));
         assert_eq!(lists.next_deadline(), None, "the node is ready again");
-        assert_eq!(lists.begin_due([&a].into_iter(), Tick(32_000)), [a]);
+        assert_eq!(lists.begin_due([&a].into_iter(), Tick(32_000)), std::slice::from_ref(&a));
+        lists.finished(&a, true, Tick(32_000));
+        assert_eq!(
+            lists.next_deadline(),
+            Some(Tick(332_000)),
+            "its agent is gone, and its Pods may stay for long"
+        );
     }
 }

@@ -12,19 +12,30 @@ use rouse::{
 /// Reason of a Pod that its kubelet rejected, because a device plugin did not give it its devices.
 const ADMISSION_ERROR: &str = "UnexpectedAdmissionError";
 
-/// Whether the Pod asks for slots of a device.
-pub(super) fn asks_for_slots(pod: &Pod) -> bool {
-    let Some(spec) = &pod.spec else { return false };
-    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+/// Returns the resources by which the Pod asks for slots of devices.
+fn slot_resources(pod: &Pod) -> impl Iterator<Item = &String> {
+    let containers =
+        pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
     let resources = containers.filter_map(|container| container.resources.as_ref());
-    let mut names = resources.flat_map(|all| all.limits.iter().chain(&all.requests).flat_map(BTreeMap::keys));
-    names.any(|name| name.strip_prefix(RESOURCE_DOMAIN).is_some_and(|rest| rest.starts_with('/')))
+    let names = resources.flat_map(|all| all.limits.iter().chain(&all.requests).flat_map(BTreeMap::keys));
+    names.filter(|name| slot_resource(name).is_some())
 }
 
-/// Whether a container of the Pod may still use a slot.
-pub(super) fn may_use_slots(pod: &Pod) -> bool {
+/// Returns what a resource of slots is named after: an instance or a configuration.
+pub(crate) fn slot_resource(name: &str) -> Option<&str> {
+    name.strip_prefix(RESOURCE_DOMAIN)?.strip_prefix('/')
+}
+
+/// Whether the Pod asks for slots of a device.
+pub(super) fn asks_for_slots(pod: &Pod) -> bool {
+    slot_resources(pod).next().is_some()
+}
+
+/// Returns the resources by which a container of the Pod may still use slots.
+pub(super) fn used_slot_resources(pod: &Pod) -> impl Iterator<Item = &String> {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    asks_for_slots(pod) && !matches!(phase, Some("Succeeded" | "Failed"))
+    let has_ended = matches!(phase, Some("Succeeded" | "Failed"));
+    slot_resources(pod).filter(move |_| !has_ended)
 }
 
 /// Whether a kubelet has rejected the Pod, which asks for slots. It never starts, and its owner makes another.
@@ -103,9 +114,10 @@ mod tests {
             [("Pending", true), ("Running", true), ("Failed", false), ("Succeeded", false)]
         {
             let pod = pod("rouse.dev/gpu", &json!({"phase": phase}), &json!({}));
-            assert_eq!(may_use_slots(&pod), may_use, "{phase}");
+            assert_eq!(used_slot_resources(&pod).any(|name| name == "rouse.dev/gpu"), may_use, "{phase}");
         }
-        assert!(!may_use_slots(&pod("nvidia.com/gpu", &json!({"phase": "Running"}), &json!({}))));
+        let other = pod("nvidia.com/gpu", &json!({"phase": "Running"}), &json!({}));
+        assert_eq!(used_slot_resources(&other).next(), None);
     }
 
     #[test]

@@ -80,6 +80,8 @@ fn reported_accelerators(
             index: None,
             capacity: each.into(),
             healthy: true,
+            configuration: None,
+            slots: None,
             last_sleep: None,
             last_seen: None,
         }));

@@ -65,6 +65,7 @@ fn engine(replica: u32, state: EngineState) -> EngineStatus {
         replica,
         variant: "default".to_owned(),
         address: None,
+        accelerators: Vec::new(),
         state,
         generation: 1,
         since: Some(time(NOW)),

@@ -1,4 +1,7 @@
-use rouse::fleet::event::Event;
+use rouse::{
+    fleet::event::{AdoptedEngine, Event},
+    model::Accelerator,
+};
 
 use super::*;
 
@@ -66,4 +69,42 @@ fn a_status_has_each_variants_memory_use_and_as_the_models_own_the_cheapest_ones
     let own = facts.learned.as_ref().and_then(|learned| learned.peak.clone());
     assert_eq!((facts.peak, own), (Some(Bytes::gib(20)), Some(Bytes::gib(20).into())));
     assert_eq!(peaks(&facts), [Bytes::gib(70), Bytes::gib(20)]);
+}
+
+#[test]
+fn a_status_names_the_accelerators_of_an_engine_only_if_the_leader_chose_them() {
+    let file = "accelerators: [{id: gpu-0, memory: 80Gi}]\n\
+                models: [{name: m, memory: {awake: 20Gi}, engine: {kind: custom, command: [x, '${PORT}']}}]";
+    let named = |requirement: AcceleratorRequirement, accelerator: Accelerator| {
+        let mut configuration = rouse_config::parse(file, "test").unwrap().core;
+        configuration.models[0].accelerators = requirement;
+        let found = AdoptedEngine {
+            address: ([127, 0, 0, 1], 1).into(),
+            accelerators: vec![accelerator.id.clone()],
+            asleep: None,
+            ready: true,
+            fingerprint: configuration.models[0].fingerprint,
+            last_lease_end: Tick(1),
+            started: Tick(1),
+        };
+        configuration.accelerators = vec![accelerator];
+        let (inputs, mut fleet) = (StatusInputs::default(), Fleet::new());
+        let (engine, generation) = (EngineId::new("m".into(), 0), Generation(1));
+        let adopted = Event::Adopted { engine, generation, found };
+        let configured = Event::Configured { configuration: Box::new(configuration) };
+        turn(&inputs, &mut fleet, &[configured, adopted, Event::AdoptionDone]);
+        let facts = inputs.take_facts().remove(&ModelName::from("m")).unwrap();
+        let [engine] = facts.engines.as_slice() else { panic!("{facts:?}") };
+        engine.accelerators.clone()
+    };
+    let gpu = Accelerator {
+        units: Some(2),
+        pool: Some("p".into()),
+        node: Some("n".to_owned()),
+        ..Accelerator::new("GPU-1".into(), Bytes::gib(80))
+    };
+    let slots = AcceleratorRequirement::Slots { pool: "p".into(), count: 1 };
+    assert_eq!(named(slots, gpu), ["GPU-1"]);
+    let pool = Accelerator { units: Some(1), ..Accelerator::new("p".into(), Bytes::gib(80)) };
+    assert_eq!(named(AcceleratorRequirement::InPool { pool: "p".into(), count: 1 }, pool), [""; 0]);
 }

@@ -6,7 +6,7 @@ use rouse::{fleet::event::Event, units::Millis};
 use rouse_config::{Config, ShutdownConfig};
 use rouse_controllers::runtime::{ClusterChange, ClusterRuntime};
 use rouse_net::lease::TickClock;
-use rouse_platform::{Platform, ReadinessCheck};
+use rouse_platform::{Platform, ReadinessCheck, SharedDriver};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -102,7 +102,7 @@ impl PlatformRuntime {
     /// Reports this gateway's demand to other gateways, in a cluster. `api` is the address of this gateway's API.
     pub(super) fn start_reporting(&mut self, handle: &DriverHandle, api: SocketAddr) {
         if let Self::Cluster(cluster, _) = self {
-            cluster.start_reporting(handle, api);
+            cluster.start_reporting(&SharedDriver::new(handle.clone()), api);
         }
     }
 

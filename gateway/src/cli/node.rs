@@ -107,7 +107,7 @@ async fn serve(args: NodeArgs) -> anyhow::Result<()> {
             _ = interrupt.recv() => tracing::info!("SIGINT received"),
         }
     };
-    let ended = Box::pin(agent.run(stop)).await;
+    let ended = agent.run(Box::pin(stop)).await;
     pages.abort();
     ended
 }

@@ -12,7 +12,7 @@ use rouse::{
     fault::WaitDetails,
     fleet::report::{FleetView, ModelState, VariantReport},
     model::{AcceleratorId, ModelName, VariantName},
-    sim::journal::JournalLine,
+    sim::journal::{self, JournalLine},
     units::{Bytes, Tick, pluralize},
 };
 use serde::Deserialize;
@@ -328,7 +328,7 @@ fn render_explanation(explanation: &Explanation, colours: bool) -> String {
 
 /// Renders a journal line like `replay`, one event per line. A turn without events yields no text.
 fn render_event(line: &str) -> String {
-    let Ok(JournalLine::Turn { at, events }) = serde_json::from_str(line) else {
+    let Ok(JournalLine::Turn { at, events }) = journal::read_line(line) else {
         return format!("{}\n", replace_control_chars(line));
     };
     events.iter().map(|event| format!("{at} {}\n", replace_control_chars(&event.to_string()))).collect()

@@ -5,7 +5,6 @@ use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use k8s_openapi::api::authorization::v1::ResourceAttributes;
@@ -17,6 +16,7 @@ use rouse_cluster::TestCluster;
 use serde_json::{Value, json};
 
 use crate::{
+    rendered::{render, render_rights},
     rights::{
         self, CLUSTER, DUAL, MODELS, NODE_AGENT, OWN, Rights, SATURATION_CONFIG, SLOTS, WARM_LABELS, WARMUPS,
     },
@@ -26,25 +26,6 @@ use crate::{
 
 /// The kinds of the Prometheus operator, which the cluster does not serve.
 const NOT_SERVED: &str = "monitoring.coreos.com/";
-
-/// Returns the objects of a release `rouse` in this namespace. `more`: further arguments of helm.
-fn render(namespace: &str, more: &[&str]) -> Vec<Value> {
-    let helm = std::env::var_os("ROUSE_HELM")
-        .expect("ROUSE_HELM must be the path of helm: `make test-cluster` builds it and sets the variable");
-    let mut command = Command::new(helm);
-    command.args(["template", "rouse", "--namespace", namespace, "--kube-version", "1.34.0"]);
-    let output = command.args(more).arg(repo_path("charts/rouse")).output().unwrap();
-    assert!(output.status.success(), "{more:?}: {}", String::from_utf8_lossy(&output.stderr));
-    let text = format!("\n{}", String::from_utf8(output.stdout).unwrap());
-    let documents = text.split("\n---\n").filter(|document| !document.trim().is_empty());
-    // Kubernetes reads `0440` as octal.
-    let options = serde_saphyr::options! { legacy_octal_numbers: true };
-    let read = |document: &str| -> Value {
-        serde_saphyr::from_str_with_options(document, options.clone())
-            .unwrap_or_else(|error| panic!("{more:?}: {error}\n{document}"))
-    };
-    documents.map(read).filter(|object| !object.is_null()).collect()
-}
 
 /// Returns files of values to install with: those of `charts/values`, and the pages' examples, in this folder.
 fn values_files(scratch: &Path) -> Vec<PathBuf> {
@@ -111,11 +92,9 @@ async fn an_api_server_accepts_every_object_that_helm_renders() {
 /// `account`: the end of the account's name. Tests share a cluster, so all names begin with the namespace's.
 async fn install(cluster: &TestCluster, own: &str, values: &Value, account: &str) -> Client {
     let admin = cluster.client().await.unwrap();
-    let mut flags = vec![format!("nameOverride={}", json!(own))];
-    flags.extend(values.as_object().unwrap().iter().map(|(key, value)| format!("{key}={value}")));
-    let mut more = vec!["--show-only", "templates/rights.yaml"];
-    more.extend(flags.iter().flat_map(|flag| ["--set-json", flag.as_str()]));
-    let objects = render(own, &more);
+    let mut values = values.clone();
+    values["nameOverride"] = json!(own);
+    let objects = render_rights(own, &values);
     for object in &objects {
         let namespace = object["metadata"]["namespace"].as_str();
         let parameters = PatchParams::apply(FIELD_MANAGER).force();

@@ -219,3 +219,37 @@ async fn a_missing_pool_and_a_gateway_that_does_not_lead_are_distinct_errors() {
     let outcome = books.take_over(&names(&["there"])).await;
     assert!(matches!(outcome, Err(Error::NotLeading)), "{outcome:?}");
 }
+
+#[tokio::test]
+async fn a_writer_without_rivals_reads_a_pool_once_and_again_for_an_outcome_without_a_write() {
+    let site = GatewayNamespace::new(cluster().await, "unrivalled").await;
+    let (election, _) = site.leader("only").await;
+    let books = PoolLedger::new(site.client().await, election.leadership());
+    pool(&site.admin, "unrivalled", TOTAL).await;
+    let reserve = |model: &'static str| {
+        books.change("unrivalled", move |ledger, total| {
+            ledger.reserve(&reservation_request(model, LAST), total, Tick(0))
+        })
+    };
+    let reads_and_writes = || {
+        let calls = site.cluster.calls(&site.account).unwrap();
+        let count = |verb: &str, resource: &str| {
+            calls.iter().filter(|call| call.verb == verb && call.resource == resource).count()
+        };
+        (count("get", "acceleratorpools"), count("update", "acceleratorpools/status"))
+    };
+    let first = reserve("one").await.unwrap();
+    let second = reserve("two").await.unwrap();
+    assert!(second > first);
+    assert_eq!(reads_and_writes(), (1, 2), "the second write begins with what the first one returned");
+    assert!(is_full(&reserve("three").await));
+    assert_eq!(reads_and_writes(), (2, 2), "a refusal rests on a read");
+    let release = |ledger: &mut Ledger, _| {
+        ledger.release(first);
+        Ok::<_, Infallible>(())
+    };
+    books.change("unrivalled", release).await.unwrap();
+    assert_eq!(reads_and_writes(), (3, 3), "nothing was returned by a write before");
+    assert_eq!(reserve("two").await.unwrap(), second);
+    assert_eq!(reads_and_writes(), (4, 3), "only a read shows that no newer leader has changed the ledger");
+}

@@ -37,6 +37,7 @@ use crate::{
     installation::{ClusterGateway, Installation},
     memory::until_metric,
     pairs,
+    rendered::ChartPart,
     runner::TestPrograms,
     site::GatewayNamespace,
     support::{FIELD_MANAGER, cluster},
@@ -50,11 +51,37 @@ pub(crate) struct DualPodsFixture {
     /// Further configuration of the gateways.
     more: String,
     provider_kind: all_modes::TestedProviderKind,
+    memory: TestedMemory,
+    /// Further flags of the requesters' stubs.
+    stub_flags: &'static [&'static str],
 }
+
+/// The memory of the accelerators and of each engine. No two engines are awake on one accelerator.
+#[derive(Clone, Copy)]
+struct TestedMemory {
+    accelerator_mib: u64,
+    awake: &'static str,
+    asleep: &'static str,
+    host: &'static str,
+    /// The limit for all sleepers of an accelerator.
+    sleepers: &'static str,
+}
+
+const LARGE: TestedMemory =
+    TestedMemory { accelerator_mib: 64 << 10, awake: "40Gi", asleep: "1Gi", host: "8Gi", sleepers: "8Gi" };
+/// For tests in which an engine hangs: a gateway waits for it one second more for each GiB.
+const SMALL: TestedMemory =
+    TestedMemory { accelerator_mib: 1536, awake: "1Gi", asleep: "64Mi", host: "512Mi", sleepers: "256Mi" };
 
 impl DualPodsFixture {
     pub(crate) async fn new(name: &str, gpus: u32, sleeping: &str, dual: &str) -> Self {
         Self::with(TestPrograms::from_cargo(), name, gpus, sleeping, dual, &[]).await
+    }
+
+    /// A fixture whose accelerators and engines have this memory.
+    async fn sized(memory: TestedMemory, name: &str, gpus: u32, dual: &str) -> Self {
+        let (programs, sleeping) = (TestPrograms::from_cargo(), memory.sleepers);
+        Box::pin(Self::of_memory(memory, programs, name, gpus, sleeping, dual, &[])).await
     }
 
     /// A fixture with these programs as gateway, stubs and engines.
@@ -81,18 +108,30 @@ impl DualPodsFixture {
         dual: &str,
         env: &[(&str, String)],
     ) -> Self {
-        let site = GatewayNamespace::new(cluster().await, name).await;
+        Box::pin(Self::of_memory(LARGE, programs, name, gpus, sleeping, dual, env)).await
+    }
+
+    async fn of_memory(
+        memory: TestedMemory,
+        programs: TestPrograms,
+        name: &str,
+        gpus: u32,
+        sleeping: &str,
+        dual: &str,
+        env: &[(&str, String)],
+    ) -> Self {
+        let site = GatewayNamespace::with_parts(cluster().await, name, &[ChartPart::DualPods]).await;
         let namespace = site.namespace.name().to_owned();
-        site.install("dual-pods.yaml", None).await;
-        site.install("dual-pods-namespace.yaml", Some(&namespace)).await;
-        let world = Installation::with_programs(programs, site, "1Ti", |own| node(own, "a", gpus)).await;
+        let mib = memory.accelerator_mib.to_string();
+        let first = |own: &str| node(own, "a", gpus).label("nvidia.com/gpu.memory", &mib);
+        let world = Installation::with_programs(programs, site, "1Ti", first).await;
         let pool = json!({"nodeSelector": {"inference-pool": namespace}, "sleepingMemory": sleeping, "hostSleepMemory": "256Gi",
             "meterLag": "1s"});
         world.pool(&namespace, pool).await;
         let more = format!(", dualPods: {{meterLag: 1s{dual}}}");
         let gateway = world.gateway_in("gateway-0", &more, env);
-        let duo =
-            Self { world, gateway, second: None, more, provider_kind: all_modes::TestedProviderKind::Pod };
+        let provider_kind = all_modes::TestedProviderKind::Pod;
+        let duo = Self { world, gateway, second: None, more, provider_kind, memory, stub_flags: &[] };
         duo.write_accelerator_files(&["a"]);
         duo
     }
@@ -103,16 +142,17 @@ impl DualPodsFixture {
         let all: Vec<String> = all.flat_map(|node| node.devices()).map(|(id, _)| id).collect();
         let dir = self.world.dir.path();
         fs::write(dir.join("accelerators"), all.join("\n")).unwrap();
-        let cards: BTreeMap<_, _> =
-            all.into_iter().map(|id| (id, json!({"capacity": 64_u64 << 30}))).collect();
+        let capacity = self.memory.accelerator_mib << 20;
+        let cards: BTreeMap<_, _> = all.into_iter().map(|id| (id, json!({"capacity": capacity}))).collect();
         fs::write(dir.join("cards"), json!({"accelerators": cards}).to_string()).unwrap();
     }
 
-    /// The flags of an engine that takes 40 GiB of each accelerator and keeps 1 GiB asleep. The engine dies where less
-    /// is free.
+    /// The flags of an engine that takes 40 GiB of each accelerator and keeps 1 GiB asleep, or less where engines are
+    /// small. The engine dies where less is free.
     fn card(&self) -> String {
         let cards = self.world.dir.path().join("cards");
-        format!("--accelerator-file {} --memory-awake 40Gi --memory-asleep 1Gi", cards.display())
+        let TestedMemory { awake, asleep, .. } = self.memory;
+        format!("--accelerator-file {} --memory-awake {awake} --memory-asleep {asleep}", cards.display())
     }
 
     /// Kills the gateway and starts another.
@@ -141,8 +181,15 @@ impl DualPodsFixture {
     }
 
     /// Creates requesters with these annotations, which define the engine.
-    pub(crate) async fn ask_by(&self, name: &str, replicas: u32, gpus: u32, annotations: Value) {
-        self.world.create_requesters(name, replicas, gpus, annotations, &[]).await;
+    pub(crate) async fn ask_by(&self, name: &str, replicas: u32, gpus: u32, mut annotations: Value) {
+        let TestedMemory { awake, asleep, host, .. } = self.memory;
+        annotations["rouse.dev/gpu-memory"] = json!(awake);
+        annotations["rouse.dev/gpu-memory-asleep"] = json!(asleep);
+        annotations["rouse.dev/host-memory"] = json!(host);
+        let mut set = self.world.requester_set(name, replicas, gpus, annotations, &[]);
+        let args = set["spec"]["template"]["spec"]["containers"][0]["args"].as_array_mut().unwrap();
+        args.extend(self.stub_flags.iter().map(|flag| json!(flag)));
+        self.world.apply_set(name, &set).await;
     }
 
     /// Writes the public project's map of accelerators to their numbers.

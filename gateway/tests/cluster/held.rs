@@ -1,9 +1,11 @@
 //! Writes that a replaced leader sent before, and that arrive after its successor's: none changes anything.
 //!
 //! Links hold the former leader's writes. Meanwhile it gives the Lease up, and its successor writes the same objects.
-//! What is written to Warmups and about slots is held on the way of a whole gateway ([`gateway`]).
+//! What is written to Warmups and about slots is held on the way of a whole gateway ([`gateway`]), and what an agent
+//! creates on the way of that agent ([`instances`]).
 
 mod gateway;
+mod instances;
 mod nodes;
 mod objects;
 mod pods;
@@ -32,7 +34,8 @@ use tokio::{
 
 use crate::{
     launched::define_fma_kinds,
-    site::{GatewayNamespace, resource_attributes, until_allowed, until_leading},
+    rendered::ChartPart,
+    site::{GatewayNamespace, until_leading},
     support::cluster,
 };
 
@@ -50,16 +53,7 @@ impl LeaderHandover<'static> {
     /// In the cluster that all tests share, with the rights for dual pods. `held`: number of held writes.
     async fn new(name: &str, held: usize) -> (Self, Election) {
         Box::pin(define_fma_kinds()).await;
-        let site = GatewayNamespace::new(cluster().await, name).await;
-        let own = site.namespace.name().to_owned();
-        site.install("dual-pods.yaml", None).await;
-        site.install("dual-pods-namespace.yaml", Some(&own)).await;
-        let client = site.client().await;
-        for (group, resource, verb) in
-            [("", "pods", "create"), ("fma.llm-d.ai", "launcherpopulationpolicies/status", "patch")]
-        {
-            until_allowed(&client, resource_attributes(group, resource, verb, &own)).await;
-        }
+        let site = GatewayNamespace::with_parts(cluster().await, name, &[ChartPart::DualPods]).await;
         Box::pin(Self::of(site, held)).await
     }
 }

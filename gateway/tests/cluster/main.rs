@@ -5,6 +5,7 @@
 mod agent_policies;
 mod alone;
 mod audit;
+mod away;
 mod chart;
 mod columns;
 mod concurrent_reservations;
@@ -19,6 +20,7 @@ mod events;
 mod fleet_scale;
 mod flows;
 mod foreign_changes;
+mod granted;
 mod held;
 mod installation;
 mod launched;
@@ -27,6 +29,7 @@ mod load;
 mod memory;
 mod moves;
 mod namespaces;
+mod network_policies;
 mod nodes;
 #[path = "../../../stub/tests/it/support/nvml.rs"]
 #[allow(dead_code, reason = "shared with the stub's tests")]
@@ -40,6 +43,7 @@ mod process;
 mod prometheus;
 mod readiness;
 mod refusals;
+mod rendered;
 mod replicas;
 mod rights;
 mod runner;

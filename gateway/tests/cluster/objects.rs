@@ -90,7 +90,7 @@ pub(crate) fn full_model() -> (Value, Value) {
         }],
         "engines": [{
             "pod": "llama-0", "replica": 0, "variant": "h100", "address": "10.1.2.3:8001", "state": "Awake",
-            "generation": 3, "since": MOMENT,
+            "accelerators": ["GPU-1"], "generation": 3, "since": MOMENT,
             "failure": { "cause": "exited:3", "failures": 2, "fruitless": 2, "retryAfter": MOMENT },
         }],
         "declaredMemory": "75Gi", "observedPeakMemory": "60Gi", "utilizationPercent": 80,
@@ -143,7 +143,8 @@ pub(crate) fn full_node() -> (Value, Value) {
     let status = json!({
         "count": 1, "healthy": 1, "type": "NVIDIA-H200", "total": "80Gi", "reserved": "40Gi",
         "accelerators": [{
-            "uuid": uuid, "index": 0, "capacity": "79Gi", "healthy": true, "lastSleep": MOMENT, "lastSeen": MOMENT,
+            "uuid": uuid, "index": 0, "capacity": "79Gi", "healthy": true, "configuration": "h200", "slots": 8,
+            "lastSleep": MOMENT, "lastSeen": MOMENT,
         }],
         "partial": true,
         "reservations": [{

@@ -18,6 +18,7 @@ use rouse_cluster::{
     wait,
 };
 use rouse_controllers::crd::{AcceleratorPool, InferenceModel};
+use rouse_testing::page;
 use serde_json::{Value, json};
 
 use crate::{
@@ -230,26 +231,15 @@ impl DocsReader {
 
     /// Carries out everything on this page, in order.
     async fn does(&mut self, page: &str) {
-        let text = read(page);
-        let mut number = 0;
-        let mut lines = text.lines();
-        while let Some(line) = lines.next() {
-            number += 1;
-            let mut block = || lines.by_ref().take_while(|line| *line != "```").collect::<Vec<_>>();
-            let at = format!("{page}:{number}");
-            match line {
-                "```sh kubectl" => {
-                    let block = block();
-                    number += block.len() + 1;
-                    for call in calls(&block.join("\n"), &at) {
+        for block in page::blocks(&read(page)) {
+            let at = format!("{page}:{}", block.line);
+            match block.tag.as_str() {
+                "sh kubectl" => {
+                    for call in calls(&block.text, &at) {
                         self.call(call, &at).await;
                     }
                 }
-                "```yaml object" => {
-                    let block = block();
-                    number += block.len() + 1;
-                    self.apply(&(block.join("\n") + "\n"), None, &at).await;
-                }
+                "yaml object" => self.apply(&block.text, None, &at).await,
                 _ => {}
             }
         }

@@ -87,23 +87,20 @@ pub(crate) fn flags(name: &str) -> String {
 }
 
 impl<R> Installation<'_, R> {
-    /// Creates requesters with this name in the pool. Each asks for `gpus` accelerators, and for an engine by its
-    /// annotations. `env` extends its stub's environment.
-    pub(crate) async fn create_requesters(
+    /// Returns a set of requesters with this name in the pool. Each asks for `gpus` accelerators, and for an engine by
+    /// its annotations. `env` extends its stub's environment.
+    pub(crate) fn requester_set(
         &self,
         name: &str,
         replicas: u32,
         gpus: u32,
-        mut annotations: Value,
+        annotations: Value,
         env: &[(&str, &str)],
-    ) {
-        annotations["rouse.dev/gpu-memory"] = json!("40Gi");
-        annotations["rouse.dev/gpu-memory-asleep"] = json!("1Gi");
-        annotations["rouse.dev/host-memory"] = json!("8Gi");
+    ) -> Value {
         let ip = json!({"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}});
         let more = env.iter().map(|(name, value)| json!({"name": name, "value": value}));
         let env: Vec<Value> = [ip].into_iter().chain(more).collect();
-        let set = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": name}, "spec": {
+        json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": name}, "spec": {
             "replicas": replicas,
             "selector": {"matchLabels": {"app": name}},
             "template": {
@@ -121,9 +118,13 @@ impl<R> Installation<'_, R> {
                     }],
                 },
             },
-        }});
+        }})
+    }
+
+    /// Creates a set of requesters with this name.
+    pub(crate) async fn apply_set(&self, name: &str, set: &Value) {
         self.sets()
-            .patch(name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&set))
+            .patch(name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(set))
             .await
             .unwrap();
     }

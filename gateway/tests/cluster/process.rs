@@ -46,15 +46,18 @@ async fn gateway() {
     let Ok(namespace) = std::env::var(NAMESPACE_ENV) else { return };
     let leases = KubeLeaseStore::new(client(ELECTION_KUBECONFIG_ENV).await, &namespace, LEASE_NAME);
     let election = Election::start(leases, format!("process {}", std::process::id()));
-    let books = PoolLedger::new(client(LEDGER_KUBECONFIG_ENV).await, election.leadership());
+    let client = client(LEDGER_KUBECONFIG_ENV).await;
+    // Without the memory of earlier writes: each change begins with a read.
+    let books = || PoolLedger::new(client.clone(), election.leadership());
     print_line(&format!("leads in {}", until_leading(&mut election.leadership()).await.epoch));
     while let Some(line) = read_line() {
         match line.split(' ').collect::<Vec<_>>()[..] {
             ["reserve", pool, model, bytes] => {
-                print_line(&reserve(&books, pool, model, bytes.parse().unwrap()).await);
+                print_line(&reserve(&books(), pool, model, bytes.parse().unwrap()).await);
             }
             ["release", pool, id] => {
                 let id = id.parse().unwrap();
+                let books = books();
                 let released = books.change(pool, |ledger, _| {
                     ledger.release(id);
                     Ok::<_, std::convert::Infallible>(())

@@ -12,6 +12,9 @@ use tokio::time::{Duration, sleep, timeout};
 use crate::{
     client::{TestClient, TestResponse},
     installation::{Installation, StartingGateway, blocking},
+    runner::plain_node,
+    site::{GatewayNamespace, ModelScope},
+    support::cluster,
 };
 
 /// A free address for the admin listener, so that the test knows it before the start.
@@ -36,6 +39,15 @@ async fn says(operators: SocketAddr, what: &str, fits: impl Fn(&TestResponse) ->
     timeout(WAIT_TIMEOUT, heard).await.unwrap_or_else(|_| panic!("it never says {what}"))
 }
 
+/// An installation with rights in its own namespace only, also where others have the rights for every namespace.
+async fn installation(name: &str) -> Installation<'static> {
+    let cluster = cluster().await;
+    let namespace = cluster.namespace(name).await.unwrap();
+    let own = namespace.name().to_owned();
+    let site = GatewayNamespace::with(cluster, namespace, ModelScope::Namespaces(&[&own])).await;
+    Installation::with_node(site, "16Gi", |own| plain_node(own, 1)).await
+}
+
 /// Starts a gateway that watches these namespaces.
 fn start(world: &Installation<'_>, watched: &str, api: SocketAddr, operators: SocketAddr) -> StartingGateway {
     let file = world.file("gateway-0", "", "");
@@ -48,8 +60,8 @@ fn start(world: &Installation<'_>, watched: &str, api: SocketAddr, operators: So
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_may_see_nothing_is_not_ready_and_says_what_is_missing() {
-    let world = Installation::new("ready", 1, "16Gi").await;
+async fn a_gateway_that_may_see_nothing_is_not_ready_and_reports_what_is_missing() {
+    let world = installation("ready").await;
     let elsewhere = world.site.cluster.namespace("ready-elsewhere").await.unwrap();
     let other = elsewhere.name().to_owned();
     let (operators, api) = (free(), free());
@@ -72,15 +84,15 @@ async fn who_may_see_nothing_is_not_ready_and_says_what_is_missing() {
     // The gateway must not answer 404 for a model that it has not seen yet.
     assert!(std::net::TcpStream::connect(api).is_err(), "requests are taken");
 
-    world.site.install("namespace.yaml", Some(&other)).await;
+    world.site.serve_too(&other).await;
     assert_eq!(says(operators, "ok", |answer| answer.text().contains("ok")).await.status, 200);
     blocking(move || starting.wait_until_listening()).await;
 }
 
 /// Only a leader watches Pods, but this gateway may have to lead.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_may_see_models_and_no_pods_is_not_ready_and_says_so() {
-    let world = Installation::new("ready-podless", 1, "16Gi").await;
+async fn a_gateway_that_may_see_models_and_no_pods_is_not_ready_and_reports_it() {
+    let world = installation("ready-podless").await;
     let elsewhere = world.site.cluster.namespace("ready-models").await.unwrap();
     let other = elsewhere.name().to_owned();
     let role = json!({"metadata": {"name": "models"}, "rules": [
@@ -107,14 +119,14 @@ async fn who_may_see_models_and_no_pods_is_not_ready_and_says_so() {
     assert!(answer.status == 503 && only_pods(&answer), "{}", answer.text());
     assert!(std::net::TcpStream::connect(api).is_err(), "requests are taken");
 
-    world.site.install("namespace.yaml", Some(&other)).await;
+    world.site.serve_too(&other).await;
     assert_eq!(says(operators, "ok", |answer| answer.text().contains("ok")).await.status, 200);
     blocking(move || starting.wait_until_listening()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_may_not_see_one_namespace_serves_the_others_and_says_which() {
-    let world = Installation::new("ready-others", 1, "16Gi").await;
+async fn a_gateway_that_may_not_see_one_namespace_serves_the_others_and_reports_which() {
+    let world = installation("ready-others").await;
     let elsewhere = world.site.cluster.namespace("ready-forbidden").await.unwrap();
     let (own, other) = (world.name().to_owned(), elsewhere.name().to_owned());
     world.model("qwen", "10Gi", "", json!({})).await;
@@ -142,6 +154,6 @@ async fn who_may_not_see_one_namespace_serves_the_others_and_says_which() {
     let message = condition(&found).unwrap().message;
     assert!(message.contains(&other) && message.contains("namespace.yaml"), "{message}");
 
-    world.site.install("namespace.yaml", Some(&other)).await;
+    world.site.serve_too(&other).await;
     says(operators, "that it lacks nothing", |answer| answer.text() == "ok\n").await;
 }

@@ -3,7 +3,9 @@
 mod admission;
 mod alerts;
 mod autoscaler;
+mod chart_autoscaler;
 mod external_metrics;
+mod metrics_api;
 mod outages;
 mod thresholds;
 mod timelines;

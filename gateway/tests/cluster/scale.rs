@@ -20,7 +20,7 @@ use crate::{
     client::TestClient,
     crowd::{self, MODELS, ModelApi, NODES, POOLS, PoolApi},
     installation::{ClusterGateway, blocking, reason},
-    site::{GatewayNamespace, ModelScope as Where},
+    site::GatewayNamespace,
     support::{FIELD_MANAGER, own_cluster},
 };
 
@@ -43,12 +43,10 @@ const CHANGES: usize = 10;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_thousand_models_are_known_in_seconds_and_cost_next_to_nothing_while_nothing_happens() {
     let cluster = own_cluster().await;
-    let namespace = cluster.namespace("scale").await.unwrap();
-    let own = namespace.name().to_owned();
-    let site = GatewayNamespace::with(&cluster, namespace, Where::Namespaces(&[&own])).await;
+    let site = GatewayNamespace::new(&cluster, "scale").await;
     // These nodes have no kubelets, so the controller manager would find all of them dead and report each.
     cluster.stop_server(ServerRole::ControllerManager).await;
-    crowd::make(&site.admin, &own).await;
+    crowd::make(&site.admin, site.namespace.name()).await;
 
     let scene = ScaleFixture::start(&site).await;
     scene.check_first_sync().await;
@@ -80,7 +78,9 @@ impl<'a> ScaleFixture<'a> {
         fs::write(&file, text).unwrap();
         let kubeconfig = site.cluster.kubeconfig(&site.account).unwrap();
         let begun = Instant::now();
-        let gateway = blocking(move || ClusterGateway::start(&file, &kubeconfig, &[])).await;
+        // The pauses between two thousand Events have a test of their own.
+        let env = [("ROUSE_TEST_UNPACED_EVENTS", "1".to_owned())];
+        let gateway = blocking(move || ClusterGateway::start(&file, &kubeconfig, &env)).await;
         let client = gateway.client();
         let listed = blocking(move || client.get("/v1/models")).await;
         let took = begun.elapsed();

@@ -1,7 +1,8 @@
-//! One installation: a namespace with a gateway's account that has the rights of the chart's manifests.
+//! One installation: a namespace with a gateway's account that has the rights that the chart renders.
 
-use std::ops::Deref;
+use std::{ops::Deref, sync::Mutex};
 
+use futures_util::future::join_all;
 use k8s_openapi::api::{
     authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
     coordination::v1::Lease,
@@ -18,14 +19,18 @@ use tokio::{
     time::{Duration, sleep, timeout},
 };
 
-use crate::support::{FIELD_MANAGER, apply_object, repo_path};
+use crate::{
+    granted::until_granted,
+    rendered::{ChartPart, ReleaseValues},
+    support::{FIELD_MANAGER, apply_object},
+};
 
 /// The name of the one Lease: the rights are for this name.
 pub(crate) const LEASE_NAME: &str = "rouse-controller";
-/// The names of the gateway's own namespace and account in the manifests.
+/// The names of the gateway's own namespace and account in a release `rouse`, and in the manifests.
 const MANIFEST_NAMESPACE: &str = "rouse";
 const ACCOUNT_NAME: &str = "rouse-gateway";
-/// The node agents' account in the manifests.
+/// The node agents' account there.
 const AGENT_ACCOUNT_NAME: &str = "rouse-node";
 
 pub(crate) struct GatewayNamespace<'a> {
@@ -34,6 +39,7 @@ pub(crate) struct GatewayNamespace<'a> {
     pub(crate) account: ClusterUser,
     /// The cluster admin's client.
     pub(crate) admin: Client,
+    values: Mutex<ReleaseValues>,
 }
 
 /// The namespaces whose models the gateway may run.
@@ -45,86 +51,104 @@ pub(crate) enum ModelScope<'a> {
 impl<'a> GatewayNamespace<'a> {
     /// A namespace whose gateway runs the models of this namespace.
     pub(crate) async fn new(cluster: &'a TestCluster, name: &str) -> Self {
-        let namespace = cluster.namespace(name).await.unwrap();
-        let own = namespace.name().to_owned();
-        Self::with(cluster, namespace, ModelScope::Namespaces(&[&own])).await
+        Self::with_parts(cluster, name, &[]).await
     }
 
+    /// A namespace whose gateway runs the models of this namespace, with these parts of the chart turned on.
+    pub(crate) async fn with_parts(cluster: &'a TestCluster, name: &str, parts: &[ChartPart]) -> Self {
+        let namespace = cluster.namespace(name).await.unwrap();
+        Self::release(cluster, namespace, ReleaseValues::new(parts)).await
+    }
+
+    /// A gateway in this namespace that runs the models of these namespaces, and has rights on those of no other.
     pub(crate) async fn with(cluster: &'a TestCluster, namespace: Namespace, models: ModelScope<'_>) -> Self {
+        let namespaces = match models {
+            ModelScope::AllNamespaces => vec!["*".to_owned()],
+            ModelScope::Namespaces(all) => all.iter().map(|one| (*one).to_owned()).collect(),
+        };
+        let values = ReleaseValues { namespaces, ..ReleaseValues::default() };
+        Self::release(cluster, namespace, values).await
+    }
+
+    async fn release(cluster: &'a TestCluster, namespace: Namespace, values: ReleaseValues) -> Self {
+        let objects = values.rights(cluster).await;
+        let site = Box::pin(Self::with_objects(cluster, namespace, objects)).await;
+        Self { values: Mutex::new(values), ..site }
+    }
+
+    /// A namespace with these accounts and rights, which are written for the namespace `rouse`.
+    pub(crate) async fn with_objects(
+        cluster: &'a TestCluster,
+        namespace: Namespace,
+        objects: Vec<Value>,
+    ) -> Self {
         let admin = cluster.client().await.unwrap();
         let account = cluster.service_account(&namespace, ACCOUNT_NAME).await.unwrap();
-        let site = Self { cluster, namespace, account, admin };
-        site.install("gateway.yaml", None).await;
-        match models {
-            ModelScope::AllNamespaces => site.install("all-namespaces.yaml", None).await,
-            ModelScope::Namespaces(namespaces) => {
-                for namespace in namespaces {
-                    site.install("namespace.yaml", Some(namespace)).await;
-                }
-            }
-        }
-        site.wait_for_rights(&models).await;
+        let site = Self { cluster, namespace, account, admin, values: Mutex::default() };
+        site.install(objects).await;
         site
     }
 
-    /// Applies the manifest of a gateway's own rights once more.
-    pub(crate) async fn reinstall(&self) {
-        self.install("gateway.yaml", None).await;
+    /// Turns on a part of the chart.
+    pub(crate) async fn turn_on(&self, part: ChartPart) {
+        self.upgrade(|values| values.parts.extend([part])).await;
     }
 
-    /// Applies one of the manifests for this installation. ClusterRoleBindings get names of their own, because
-    /// installations share a cluster.
-    pub(crate) async fn install(&self, file: &str, into: Option<&str>) {
-        let text = std::fs::read_to_string(repo_path("charts/rouse/rbac").join(file)).unwrap();
-        for document in text.split("---\n") {
-            let mut object: Value = serde_saphyr::from_str(document).unwrap();
-            for pointer in ["/metadata/namespace", "/subjects/0/namespace"] {
-                match object.pointer_mut(pointer) {
-                    Some(place) if place == MANIFEST_NAMESPACE => *place = json!(self.namespace.name()),
-                    _ => {}
-                }
+    /// Gives the gateway the rights to run the models of this namespace and of its own.
+    pub(crate) async fn serve_too(&self, namespace: &str) {
+        let both = [self.namespace.name(), namespace].map(str::to_owned);
+        self.upgrade(|values| values.namespaces = both.into()).await;
+    }
+
+    /// Installs the same release once more.
+    pub(crate) async fn reinstall(&self) {
+        self.upgrade(|_| ()).await;
+    }
+
+    /// Changes the values of the release, and applies what the chart makes of them.
+    async fn upgrade(&self, change: impl FnOnce(&mut ReleaseValues)) {
+        let values = {
+            let mut values = self.values.lock().unwrap();
+            change(&mut values);
+            values.clone()
+        };
+        let objects = values.rights(self.cluster).await;
+        Box::pin(self.install(objects)).await;
+    }
+
+    /// Applies accounts and rights that are written for the namespace `rouse`, and waits until the gateway has them.
+    pub(crate) async fn install(&self, mut objects: Vec<Value>) {
+        objects.iter_mut().for_each(|object| self.place(object));
+        let parameters = PatchParams::apply(FIELD_MANAGER);
+        let applied = objects.iter().map(|object| {
+            let namespace = object["metadata"]["namespace"].as_str();
+            Box::pin(apply_object(&self.admin, object, namespace, &parameters))
+        });
+        join_all(applied).await.into_iter().for_each(|outcome| drop(outcome.unwrap()));
+        until_granted(&self.client().await, self.account.name(), self.namespace.name(), &objects).await;
+    }
+
+    /// Makes an object one of this installation. ClusterRoleBindings get names of their own, because installations
+    /// share a cluster.
+    fn place(&self, object: &mut Value) {
+        for pointer in ["/metadata/namespace", "/subjects/0/namespace"] {
+            match object.pointer_mut(pointer) {
+                Some(place) if place == MANIFEST_NAMESPACE => *place = json!(self.namespace.name()),
+                _ => {}
             }
-            if object["kind"] == "ClusterRoleBinding" {
-                let name = object["metadata"]["name"].as_str().unwrap();
-                object["metadata"]["name"] = json!(format!("{name}-{}", self.namespace.name()));
-            }
-            self.apply(&object, into).await;
+        }
+        if object["kind"] == "ClusterRoleBinding" {
+            let name = object["metadata"]["name"].as_str().unwrap();
+            object["metadata"]["name"] = json!(format!("{name}-{}", self.namespace.name()));
         }
     }
 
-    /// Creates the account of the node agents, with the rights of the manifest.
+    /// The account of the node agents, which takes [`ChartPart::Slots`].
     pub(crate) async fn agent_account(&self) -> ClusterUser {
         let account = self.cluster.service_account(&self.namespace, AGENT_ACCOUNT_NAME).await.unwrap();
-        self.install("node-agent.yaml", None).await;
         let client = self.cluster.client_as(&account).await.unwrap();
         until_allowed(&client, resource_attributes("rouse.dev", "deviceinstances/status", "patch", "")).await;
         account
-    }
-
-    async fn apply(&self, object: &Value, into: Option<&str>) {
-        let cluster_wide = object["kind"].as_str().unwrap().starts_with("Cluster");
-        let namespace = object["metadata"]["namespace"].as_str().or_else(|| into.filter(|_| !cluster_wide));
-        apply_object(&self.admin, object, namespace, &PatchParams::apply(FIELD_MANAGER)).await.unwrap();
-    }
-
-    /// Waits until the rights hold. The authoriser watches roles and bindings separately, so this checks one right of
-    /// each.
-    async fn wait_for_rights(&self, models: &ModelScope<'_>) {
-        let client = self.client().await;
-        let mut reviews = vec![
-            resource_attributes("coordination.k8s.io", "leases", "create", self.namespace.name()),
-            resource_attributes("rouse.dev", "acceleratorpools/status", "update", ""),
-        ];
-        match models {
-            ModelScope::AllNamespaces => {
-                reviews.push(resource_attributes("apps", "deployments", "delete", ""))
-            }
-            ModelScope::Namespaces(all) => reviews
-                .extend(all.iter().map(|one| resource_attributes("apps", "deployments", "delete", one))),
-        }
-        for right in reviews {
-            until_allowed(&client, right).await;
-        }
     }
 
     /// A client with the gateway's account, for the runtime that calls.

@@ -2,7 +2,7 @@
 
 mod accelerators;
 mod agent;
-mod agent_process;
+pub(crate) mod agent_process;
 mod appliance;
 mod claims;
 mod crashes;

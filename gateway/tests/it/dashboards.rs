@@ -1,5 +1,7 @@
 //! The dashboards and the alerts in `charts/rouse`: they can be read, and ask for metrics and labels that exist.
-//! `promtool` checks the alerts themselves, in the cluster's tests.
+//! `promtool` checks the alerts themselves and the dashboards' queries, in the cluster's tests.
+
+mod form;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

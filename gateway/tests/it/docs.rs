@@ -11,7 +11,9 @@
 //! * `sh quickstart`: `quickstarts.rs` runs it against a gateway with the page's configuration.
 //! * `sh launcher`: the stub's tests run it against a launcher.
 //! * `sh node`: the node's tests run it on a node with containerd.
-//! * `sh helm`: the node's tests run those of `install.md`, and the first of `upgrading.md`, with helm.
+//! * `sh images`: they run it there, too, with images that are built already.
+//! * `sh helm`: they run those of `install.md` and of the quickstarts for clusters, and the first of `upgrading.md`,
+//!   with helm and kubectl.
 //! * `mermaid states`: must be the states of the code.
 //! * `sh`, `mermaid` and `text`: only people read them.
 
@@ -29,6 +31,7 @@ use rouse::{
     model::SleepLevel,
     units::Tick,
 };
+use rouse_testing::page::{self, PageBlock};
 
 use crate::support::{GatewayFixture, GatewayProcess, SimModel, read};
 
@@ -60,28 +63,11 @@ fn pages() -> Vec<(String, String)> {
 }
 
 fn blocks() -> Vec<Block> {
-    let mut blocks: Vec<Block> = Vec::new();
-    for (page, text) in pages() {
-        let mut inside = false;
-        for (number, line) in text.lines().enumerate() {
-            match (line.strip_prefix("```"), inside) {
-                (Some(tag), false) => {
-                    let (at, tag) = (format!("{page}:{}", number + 1), tag.trim().to_owned());
-                    blocks.push(Block { at, tag, text: String::new() });
-                    inside = true;
-                }
-                (Some(_), true) => inside = false,
-                (None, true) => {
-                    let block = blocks.last_mut().unwrap();
-                    block.text.push_str(line);
-                    block.text.push('\n');
-                }
-                (None, false) => {}
-            }
-        }
-        assert!(!inside, "{page}: a block does not end");
-    }
-    blocks
+    let of_page = |(page, text): (String, String)| {
+        let block = move |PageBlock { line, tag, text }| Block { at: format!("{page}:{line}"), tag, text };
+        page::blocks(&text).into_iter().map(block)
+    };
+    pages().into_iter().flat_map(of_page).collect()
 }
 
 fn tagged(tag: &str) -> impl Iterator<Item = Block> {
@@ -105,7 +91,7 @@ fn every_block_has_a_known_tag_and_configurations_and_json_are_valid() {
             "sh" => assert!(!text.contains("kubectl"), "{at}: what kubectl is told has the tag `sh kubectl`"),
             "json" => drop(serde_json::from_str::<serde_json::Value>(&text).expect(&at)),
             "yaml object" | "yaml values" | "sh run" | "sh follow" | "sh quickstart" | "sh launcher"
-            | "sh kubectl" | "sh helm" | "sh node" | "mermaid states" | "mermaid" | "text" => {}
+            | "sh kubectl" | "sh helm" | "sh node" | "sh images" | "mermaid states" | "mermaid" | "text" => {}
             _ => panic!("{at}: '{tag}' is no known tag"),
         }
     }

@@ -1,39 +1,16 @@
 //! The quickstarts of one machine, followed as written: their configuration, and the commands that they show against a
 //! running gateway. Engines that need a GPU or a download are stand-ins: engine-sim behind the engine's own command
-//! line. A stand-in refuses an option that no page is meant to use.
+//! line.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command};
 
 use engine_sim::accelerator::AcceleratorFile;
+use rouse_testing::page;
 
 use crate::support::{GatewayProcess, read};
 
-/// Translates the engine's command line into that of the simulated engine, and becomes it.
-const STAND_IN: &str = r#"#!/bin/bash
-set -euo pipefail
-engine=$(basename "$0")
-words=()
-case $engine in
-    vllm) [ "$1" = serve ]; words+=(--model "$2"); shift 2 ;;
-    python3) [ "$1 $2" = "-m sglang.launch_server" ]; shift 2 ;;
-esac
-while [ $# -gt 0 ]; do
-    case "$engine $1" in
-        *" --host" | *" --port" | "vllm --gpu-memory-utilization") words+=("$1" "$2"); shift 2 ;;
-        "vllm --enable-sleep-mode") words+=("$1"); shift ;;
-        "vllm --max-model-len") shift 2 ;;
-        "python3 --model-path") words+=(--model "$2"); shift 2 ;;
-        "python3 --mem-fraction-static") words+=(--gpu-memory-utilization "$2"); shift 2 ;;
-        "python3 --context-length" | "python3 --cuda-graph-max-bs") shift 2 ;;
-        "python3 --enable-memory-saver" | "python3 --enable-weights-cpu-backup") shift ;;
-        "llama-server -m") words+=(--model "$(basename "$2" .gguf)"); shift 2 ;;
-        "llama-server -c") shift 2 ;;
-        *) echo "$engine has no option $1" >&2; exit 2 ;;
-    esac
-done
-[ -z "$METER" ] || words+=(--accelerator-file "$METER")
-exec "$ROUSE" demo-engine "${words[@]}" --memory-host 16Mi --start-time 100ms --profile-time 20ms
-"#;
+/// The program in place of an engine's. `packaging/newcomer` uses it as well.
+const STAND_IN: &str = include_str!("quickstarts/stand-in");
 
 /// A machine with a GPU of 24 GB, on which a reader follows a page.
 struct QuickstartReader {
@@ -45,17 +22,10 @@ struct QuickstartReader {
 
 impl QuickstartReader {
     /// Saves the page's configuration and starts the gateway with it.
-    fn start(page: &str) -> Self {
-        let text = read(&Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("docs").join(page));
-        let blocks = |tag: &str| -> Vec<String> {
-            let begin = format!("\n```{tag}\n");
-            text.split(begin.as_str())
-                .skip(1)
-                .map(|rest| rest.split("\n```").next().unwrap().to_owned())
-                .collect()
-        };
-        let configurations = blocks("yaml");
-        let [yaml] = &configurations[..] else { panic!("{page} has not one configuration") };
+    fn start(name: &str) -> Self {
+        let text = read(&Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("docs").join(name));
+        let configurations = page::tagged(&text, "yaml");
+        let [yaml] = &configurations[..] else { panic!("{name} has not one configuration") };
         let dir = tempfile::tempdir().unwrap();
         let programs = dir.path().join("bin");
         fs::create_dir(&programs).unwrap();
@@ -79,7 +49,7 @@ impl QuickstartReader {
             command.env("PATH", path).env("ROUSE", env!("CARGO_BIN_EXE_rouse-gateway"));
             command.env("METER", if declares { Path::new("") } else { meter.as_path() });
         });
-        Self { gateway, blocks: blocks("sh quickstart"), dir }
+        Self { gateway, blocks: page::tagged(&text, "sh quickstart"), dir }
     }
 
     /// Types every command of the page that a running gateway answers. Returns what they print, block by block.

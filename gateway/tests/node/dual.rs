@@ -23,9 +23,15 @@ const ENGINE: u16 = 8000;
 impl NodeInstallation<'_> {
     /// Creates a requester with this accelerator. The scheduler counts accelerators, and no device plugin assigns one.
     async fn asks(&self, name: &str, accelerator: &str, key: &str, asked: &str) {
-        let annotations = json!({format!("dual-pods.llm-d.ai/{key}"): asked});
+        let annotations = json!({
+            format!("dual-pods.llm-d.ai/{key}"): asked,
+            "rouse.dev/gpu-memory": "40Gi",
+            "rouse.dev/gpu-memory-asleep": "1Gi",
+            "rouse.dev/host-memory": "8Gi",
+        });
         let has = [("NVIDIA_VISIBLE_DEVICES", accelerator)];
-        self.installation.create_requesters(name, 1, 1, annotations, &has).await;
+        let set = self.installation.requester_set(name, 1, 1, annotations, &has);
+        self.installation.apply_set(name, &set).await;
     }
 
     /// Creates a requester for an engine in a Pod of its own.

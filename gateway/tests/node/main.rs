@@ -10,6 +10,8 @@ mod ends;
 mod external;
 mod failures;
 mod flow;
+#[path = "../cluster/granted.rs"]
+mod granted;
 mod images;
 #[path = "../cluster/installation.rs"]
 #[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
@@ -21,6 +23,9 @@ mod pages;
 #[path = "../cluster/pairs.rs"]
 #[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
 mod pairs;
+#[path = "../cluster/rendered.rs"]
+#[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
+mod rendered;
 mod shared_node;
 #[path = "../cluster/site.rs"]
 #[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]

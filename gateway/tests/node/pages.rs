@@ -3,6 +3,7 @@
 use std::{fs, path::Path};
 
 use rouse_cluster::{KubeletNode, node::image};
+use rouse_testing::page;
 
 use crate::support::repo_path;
 
@@ -25,12 +26,30 @@ podman() {
 }
 "#;
 
+/// `make images` and `skopeo` for this node. The images are built before the tests, as that target builds them. A copy
+/// to a registry goes into the node's own store under the same name, so that the kubelet has no reason to pull it.
+const REGISTRY_STAND_INS: &str = r#"
+make() {
+    [ "$*" = images ]
+}
+skopeo() {
+    [ "$#:${1-}" = 3:copy ]
+    local archive=${2#oci-archive:} name=${3#docker://}
+    ctr --namespace k8s.io images import "$archive"
+    ctr --namespace k8s.io images tag "localhost/${name##*/}" "$name"
+}
+"#;
+
 /// Returns the blocks of this page with this tag, in order.
 pub(crate) fn blocks(page: &str, tag: &str) -> Vec<String> {
-    let text = fs::read_to_string(repo_path(page)).unwrap();
-    let begin = format!("\n```{tag}\n");
-    let block = |rest: &str| rest.split_once("\n```").unwrap().0.to_owned();
-    text.split(begin.as_str()).skip(1).map(block).collect()
+    page::tagged(&fs::read_to_string(repo_path(page)).unwrap(), tag)
+}
+
+/// Runs the commands that build the images and push them to a registry. The node has them afterwards.
+pub(crate) async fn push_images(node: &KubeletNode, archives: &Path, block: &str) {
+    let commands = block.replace("target/images", &archives.display().to_string());
+    let pushed = node.run(&format!("{REGISTRY_STAND_INS}\n{commands}")).await;
+    pushed.unwrap_or_else(|error| panic!("{block}: {error:#}"));
 }
 
 /// Imports the stub's image by each command of the page in turn. The Pods of all tests then run what the last one left.

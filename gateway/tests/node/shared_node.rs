@@ -20,6 +20,7 @@ use crate::{
     client::{TestExchange, TestResponse},
     installation::{ClusterGateway, Installation, blocking, reason},
     pages,
+    rendered::ChartPart,
     site::GatewayNamespace,
     support::cluster,
     warmup_objects::SETTINGS,
@@ -70,10 +71,8 @@ pub(crate) async fn start_node<'a>(
     program: PathBuf,
     stub_archives: &Path,
 ) -> Installation<'a, KubeletNode> {
-    let site = GatewayNamespace::new(cluster, name).await;
+    let site = GatewayNamespace::with_parts(cluster, name, &[ChartPart::DualPods]).await;
     let namespace = site.namespace.name().to_owned();
-    site.install("dual-pods.yaml", None).await;
-    site.install("dual-pods-namespace.yaml", Some(&namespace)).await;
     let node = KubeletNode::builder(site.cluster, &archives()).image("engine-sim").accelerators(accelerators);
     let node = node.start().await.unwrap_or_else(|error| panic!("{error:#}"));
     pages::import_stub(&node, stub_archives).await;
@@ -98,7 +97,7 @@ pub(crate) async fn label_node(admin: &Client, node: &KubeletNode, labels: &Valu
 
 /// Returns the spec of a model over engine-sim in a container, on nodes with this value of the label `inference-pool`.
 /// `flags` are the engine's.
-pub(crate) fn engine_sim_spec(name: &str, pool: &str, flags: &str) -> Value {
+fn engine_sim_spec(name: &str, pool: &str, flags: &str) -> Value {
     let mut args = vec!["--host=$(POD_IP)".to_owned(), "--port=8000".to_owned(), format!("--model={name}")];
     args.extend("--start-time 100ms --ttft 5ms --itl 5ms".split(' ').map(str::to_owned));
     args.extend(flags.split_whitespace().map(str::to_owned));

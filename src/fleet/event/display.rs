@@ -103,6 +103,10 @@ impl fmt::Display for Event {
             Self::ResidueMeasured { engine, bytes, .. } => {
                 write!(f, "{engine} keeps {bytes} of each accelerator while it sleeps")
             }
+            Self::UsageAfterSleep { engine, used, .. } => {
+                write!(f, "{engine} has fallen asleep, and these are in use:")?;
+                used.iter().try_for_each(|(accelerator, used)| write!(f, " {used} on {accelerator}"))
+            }
             Self::AcceleratorLost { accelerator } => write!(f, "{accelerator} is lost"),
             Self::AcceleratorRecovered { accelerator } => write!(f, "{accelerator} recovered"),
             Self::Adopted { engine, found, .. } => {

@@ -2,6 +2,8 @@
 //!
 //! Apart from the other observations, because a reading is of an accelerator, which several engines may share.
 
+use std::collections::BTreeMap;
+
 use crate::{
     engine::{Engine, state::LifecycleState},
     fleet::{plan::Planner, state::ledger::MeterReading},
@@ -71,6 +73,25 @@ impl Planner {
         if let Some(declared) = self.engine_spec(id).map(|spec| spec.memory.asleep) {
             let residue = (bytes > declared).then_some(bytes);
             self.update_learned(id, |learned| learned.residue = residue);
+        }
+    }
+
+    /// Learns what the engine keeps asleep from what is in use beside the reservations of the others there.
+    ///
+    /// The others may use less than they reserve, so beside them the engine is known to keep no less than before.
+    /// Without a reading of each of its accelerators nothing is learned. More than its own reservation is never the
+    /// engine's own.
+    pub(super) fn record_usage_after_sleep(&mut self, id: &EngineId, used: &BTreeMap<AcceleratorId, Bytes>) {
+        let Some(e) = self.engines.get(id) else { return };
+        let known = self.residue_of(id);
+        let kept_on = |accelerator: &AcceleratorId| {
+            let others = self.ledger.accelerators.get(accelerator)?.booked.sum_without(id);
+            let kept = used.get(accelerator)?.saturating_sub(others);
+            Some(if others == Bytes::ZERO { kept } else { kept.max(known) })
+        };
+        let kept = e.accelerators.iter().map(kept_on).collect::<Option<Vec<Bytes>>>();
+        if let Some(most) = kept.and_then(|kept| kept.into_iter().max()) {
+            self.record_residue(id, most.min(self.ledger.booked_bytes(id)));
         }
     }
 

@@ -130,13 +130,14 @@ impl EngineTable {
 
     /// Whether the indexes equal newly built ones.
     pub(in crate::fleet) fn has_consistent_indexes(&self) -> bool {
-        let anew = Self::from(EngineMap::from(self.clone()));
-        let holds = |index: &EnginesByAccelerator| -> EnginesByAccelerator {
-            index.iter().filter(|(_, ids)| !ids.is_empty()).map(|(a, ids)| (a.clone(), ids.clone())).collect()
+        let anew = Self::from(self.to_map());
+        let is_same = |one: &EnginesByAccelerator, other: &EnginesByAccelerator| {
+            let held = |(_, ids): &(&AcceleratorId, &SharedSet<EngineId>)| !ids.is_empty();
+            one.iter().filter(held).eq(other.iter().filter(held))
         };
-        holds(&self.by_accelerator) == holds(&anew.by_accelerator)
-            && holds(&self.winding_down) == holds(&anew.winding_down)
-            && holds(&self.moving) == holds(&anew.moving)
+        is_same(&self.by_accelerator, &anew.by_accelerator)
+            && is_same(&self.winding_down, &anew.winding_down)
+            && is_same(&self.moving, &anew.moving)
             && self.multi_engine_models == anew.multi_engine_models
             && self.awaiting_probe == anew.awaiting_probe
             && self.backoffs == anew.backoffs
@@ -144,6 +145,10 @@ impl EngineTable {
             && self.leased_replicas == anew.leased_replicas
             && self.used == anew.used
             && self.yielded == anew.yielded
+    }
+
+    fn to_map(&self) -> EngineMap {
+        self.engines.iter().map(|(id, engine)| (id.clone(), Arc::clone(engine))).collect()
     }
 
     /// Engines whose back-off has ended by now.
@@ -323,6 +328,6 @@ impl From<EngineMap> for EngineTable {
 
 impl From<EngineTable> for EngineMap {
     fn from(engines: EngineTable) -> Self {
-        engines.engines.iter().map(|(id, engine)| (id.clone(), Arc::clone(engine))).collect()
+        engines.to_map()
     }
 }

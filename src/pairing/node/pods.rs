@@ -4,11 +4,10 @@
 
 use super::{PendingCommand, RetryState, pending_command::retry_delay};
 use crate::{
-    model::AcceleratorId,
     pairing::{
         command::{EngineStopReason, RequesterDeleteReason},
         event::{ObservedProvider, ObservedRequester, ProviderPhase},
-        ids::{LauncherBuild, Uid},
+        ids::{AcceleratorSet, LauncherBuild, Uid},
         settings::PairingSettings,
     },
     units::{Bytes, Millis, Tick},
@@ -23,7 +22,7 @@ const MIN_DRAIN: Millis = Millis::secs(1);
 pub struct PairingRequester {
     pub observed: ObservedRequester,
     /// Sorted; empty until the stub reports them.
-    pub accelerators: Vec<AcceleratorId>,
+    pub accelerators: AcceleratorSet,
     /// What the requester lost, for which it must be deleted.
     pub delete_reason: Option<RequesterDeleteReason>,
     /// Why its deletion was ordered, if it was.

@@ -157,8 +157,9 @@ impl SimulatedCluster {
         let short = self.processes().filter_map(|(node, engine, process)| {
             let engine_record = self.pairing.node(node).and_then(|pairing_node| pairing_node.engines.get(engine));
             let reserved = engine_record.map_or(Bytes::ZERO, |engine_record| engine_record.reserved);
-            let state = engine_record.map_or_else(|| "unknown".to_owned(), |engine_record| engine_record.state.to_string());
             (process.memory_held() > reserved).then(|| {
+                let state =
+                    engine_record.map_or_else(|| "unknown".to_owned(), |record| record.state.to_string());
                 let (phase, holds) = (process.phase, process.memory_held());
                 format!(
                     "{engine} on {node} is {phase:?} with {holds}, but {reserved} are reserved, and it is {state}"
@@ -214,42 +215,52 @@ impl SimulatedCluster {
         // A sleeper that its requester leaves during a launch beside it counts at once, and stays until the launch ends.
         let launch = if self.is_shared() { settings.start_timeout } else { Millis::ZERO };
         let meter_lag = settings.meter_lag;
-        for (node, accelerator) in self.all_accelerators() {
-            let at = (node.clone(), accelerator.clone());
-            let slept = self.audit.last_sleep.get(&at).is_some_and(|slept| *slept + meter_lag > self.now);
-            if slept || !self.is_over_budget(&node, &accelerator) {
-                self.audit.over_budget_since.remove(&at);
-                continue;
-            }
-            let since = *self.audit.over_budget_since.entry(at).or_insert(self.now);
+        let (now, over) = (self.now, self.accelerators_over_budget());
+        let settles = |slept: &Tick| *slept + meter_lag > now;
+        let over: BTreeSet<_> =
+            over.into_iter().filter(|at| !self.audit.last_sleep.get(at).is_some_and(settles)).collect();
+        self.audit.over_budget_since.retain(|at, _| over.contains(at));
+        for (node, accelerator) in over {
+            let message = format!("the sleepers of {accelerator} of {node} are over their budget");
+            let since = *self.audit.over_budget_since.entry((node, accelerator)).or_insert(now);
             // A new leader counts its sleepers from its start, and a watch may be broken.
-            if since + meter_lag + launch + Millis::secs(30) < self.now {
-                broken.push(format!(
-                    "the sleepers of {accelerator} of {node} are over their budget since {since}"
-                ));
+            if since + meter_lag + launch + Millis::secs(30) < now {
+                broken.push(format!("{message} since {since}"));
             }
         }
     }
 
-    /// Whether an engine is awake there and the sleepers that are not being stopped exceed the budget.
-    fn is_over_budget(&self, node: &NodeName, accelerator: &AcceleratorId) -> bool {
-        let facts = self.nodes.get(node).and_then(|machine| machine.accelerators.get(accelerator));
-        let Some(budget) = facts.and_then(|facts| facts.sleeping_memory) else { return false };
-        let on = || {
-            self.processes()
-                .filter(|(at, engine, _)| *at == node && engine.accelerators.contains(accelerator))
+    /// Accelerators with an awake engine where the sleepers that are not being stopped exceed the budget.
+    fn accelerators_over_budget(&self) -> Vec<(NodeName, AcceleratorId)> {
+        // Whether an engine is awake there, and what the sleepers hold.
+        let mut usage: BTreeMap<(&NodeName, &AcceleratorId), (bool, Bytes)> = BTreeMap::new();
+        for (node, engine, process) in self.processes() {
+            let is_awake = process.has_full_memory();
+            if !is_awake && !self.is_staying_sleeper(node, engine) {
+                continue;
+            }
+            for accelerator in engine.accelerators.iter() {
+                let (some_awake, sleepers) = usage.entry((node, accelerator)).or_default();
+                *some_awake |= is_awake;
+                *sleepers += if is_awake { Bytes::ZERO } else { process.memory_held() };
+            }
+        }
+        let exceeds = |(at, (some_awake, sleepers)): ((&NodeName, &AcceleratorId), (bool, Bytes))| {
+            let (node, accelerator) = at;
+            let facts = self.nodes.get(node).and_then(|machine| machine.accelerators.get(accelerator))?;
+            let is_over = some_awake && sleepers > facts.sleeping_memory?;
+            is_over.then(|| (node.clone(), accelerator.clone()))
         };
-        let stays = |engine: &PairingEngineId| {
-            let engine_record =
-                self.pairing.node(node).and_then(|pairing_node| pairing_node.engines.get(engine));
-            engine_record.is_some_and(|engine_record| {
-                matches!(engine_record.state, PairingEngineState::Asleep { .. })
-                    && engine_record.binding.is_none()
-            })
-        };
-        let sleepers: Bytes =
-            on().filter(|(_, e, p)| !p.has_full_memory() && stays(e)).map(|(.., p)| p.memory_held()).sum();
-        on().any(|(.., process)| process.has_full_memory()) && sleepers > budget
+        usage.into_iter().filter_map(exceeds).collect()
+    }
+
+    /// Whether the controller knows this engine as asleep and unbound, and so counts it against the budget.
+    fn is_staying_sleeper(&self, node: &NodeName, engine: &PairingEngineId) -> bool {
+        let engine_record = self.pairing.node(node).and_then(|pairing_node| pairing_node.engines.get(engine));
+        engine_record.is_some_and(|engine_record| {
+            matches!(engine_record.state, PairingEngineState::Asleep { .. })
+                && engine_record.binding.is_none()
+        })
     }
 
     /// An open gate points to an engine that is awake, or was when it died.

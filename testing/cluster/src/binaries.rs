@@ -4,6 +4,14 @@ use std::{collections::BTreeMap, path::PathBuf, process::Command};
 
 use anyhow::{Context as _, Result, bail};
 
+/// Returns the path of kubectl, of the version of the cluster.
+///
+/// # Errors
+/// It is not built.
+pub fn kubectl() -> Result<PathBuf> {
+    find("ring2")?.remove("kubectl").context("testing/cluster/build does not list kubectl")
+}
+
 /// Returns the programs of a ring by name.
 ///
 /// # Errors

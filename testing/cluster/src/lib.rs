@@ -25,7 +25,7 @@
 use std::{
     env,
     fs::File,
-    io::Write as _,
+    io::{Read as _, Write as _},
     net::SocketAddr,
     panic,
     path::PathBuf,
@@ -61,6 +61,7 @@ pub mod wait;
 
 pub use crate::{
     audit_log::AuditedCall,
+    binaries::kubectl,
     control_plane::ServerRole,
     link::{Link, LinkMode, LinkTraffic},
     namespace::Namespace,
@@ -147,17 +148,33 @@ impl TestCluster {
     /// # Errors
     /// The cluster's folder cannot be written.
     pub async fn once(&self, what: &str, work: impl Future<Output = ()>) -> Result<()> {
+        let done = async {
+            work.await;
+            "done".to_owned()
+        };
+        self.text_once(what, done).await.map(drop)
+    }
+
+    /// Returns the text that `work` makes once per cluster. The first caller runs it; other callers wait here until it
+    /// is done, and return the same text. An empty text is made again.
+    ///
+    /// # Errors
+    /// The cluster's folder cannot be read or written.
+    pub async fn text_once(&self, what: &str, work: impl Future<Output = String>) -> Result<String> {
         let path = self.inner.resources.base_state().join(format!("once-{what}"));
-        let lock = File::options().write(true).create(true).truncate(false).open(&path)?;
+        let lock = File::options().read(true).write(true).create(true).truncate(false).open(&path)?;
         let waiting = lock.try_clone()?;
         self.inner
             .on_cluster_runtime(async move { tokio::task::spawn_blocking(move || waiting.lock()).await })
             .await??;
-        if lock.metadata()?.len() == 0 {
-            work.await;
-            (&lock).write_all(b"done")?;
+        let mut text = String::new();
+        (&lock).read_to_string(&mut text)?;
+        if text.is_empty() {
+            text = work.await;
+            (&lock).write_all(text.as_bytes())?;
         }
-        Ok(lock.unlock()?)
+        lock.unlock()?;
+        Ok(text)
     }
 
     /// Returns this server's pid while it runs.

@@ -12,10 +12,10 @@
 //!
 //! Tests reach Pods at their addresses, and Pods reach listeners on this machine at [`KubeletNode::host_address`].
 //! Images are archives of our programs that `images/build` makes; nothing is pulled but from a test's own registry
-//! ([`KubeletNode::start_registry`]). Accelerators are only a number in
-//! the node's status: the scheduler counts them, and a Pod's own spec must say which ones it has. Other resources come
-//! from device plugins that the test runs on this machine. The node's servers can stop and start again
-//! ([`KubeletNode::stop`]).
+//! ([`KubeletNode::start_registry`]). Accelerators are only a number in the node's status: the scheduler counts them,
+//! and a Pod's own spec must say which ones it has, unless a plugin assigns them
+//! ([`KubeletNode::assign_accelerators`]). Other resources come from device plugins that the test runs on this machine.
+//! The node's servers can stop and start again ([`KubeletNode::stop`]).
 //!
 //! A cluster has either one node or Pod runners, because the node's scheduler would also bind Pods to the runners'
 //! nodes. A node needs root, cgroups and the packages that `requirements` lists. It leaves nothing behind when it is
@@ -39,6 +39,7 @@ use tokio::sync::Mutex;
 
 use crate::{ClusterInner, Link, TestCluster, wait};
 
+mod accelerators;
 mod cgroup;
 mod kubelet;
 mod machine;
@@ -49,12 +50,12 @@ mod runtime;
 mod scheduler;
 mod sockets;
 
+pub use self::{accelerators::AcceleratorPlugin, processes::NodeOutage, registry::NodeRegistry};
 use self::{
     cgroup::PodsCgroup,
     machine::{NodeEntrance, NodeMachine},
     processes::NodeProcesses,
 };
-pub use self::{processes::NodeOutage, registry::NodeRegistry};
 
 /// Returns the image name of one of our programs.
 #[must_use]
@@ -243,8 +244,7 @@ impl KubeletNode {
     }
 }
 
-/// Reports the accelerators in the node's status, as a device plugin would; no plugin assigns them to Pods. Returns
-/// once the kubelet has counted them, so that the scheduler can use them.
+/// Reports the accelerators in the node's status, as a device plugin would; no plugin assigns them to Pods.
 async fn set_accelerators(inner: &ClusterInner, name: &str, accelerators: u32) -> Result<()> {
     let nodes: Api<Object> = Api::all(inner.users.client(inner.users.admin(), inner.api_server).await?);
     let status = json!({ "status": { "capacity": { ACCELERATOR_RESOURCE: accelerators.to_string() } } });
@@ -253,13 +253,16 @@ async fn set_accelerators(inner: &ClusterInner, name: &str, accelerators: u32) -
         .patch_status(name, &PatchParams::default(), &patch)
         .await
         .context("cannot write the node's accelerators")?;
-    let counted = |node: &Object| {
+    until_counted(&nodes, name, &accelerators.to_string()).await
+}
+
+/// Waits until the kubelet has counted this many accelerators, so that the scheduler can use them.
+async fn until_counted(nodes: &Api<Object>, name: &str, count: &str) -> Result<()> {
+    let is_counted = |node: &Object| {
         let status = node.status.iter().flat_map(|status| &status.allocatable);
-        status
-            .filter_map(|all| all.get(ACCELERATOR_RESOURCE))
-            .any(|count| count.0 == accelerators.to_string())
+        status.filter_map(|all| all.get(ACCELERATOR_RESOURCE)).any(|counted| counted.0 == count)
     };
-    wait::until(&nodes, name, "its accelerators", |node| node.as_ref().is_some_and(counted)).await?;
+    wait::until(nodes, name, "its accelerators", |node| node.as_ref().is_some_and(is_counted)).await?;
     Ok(())
 }
 

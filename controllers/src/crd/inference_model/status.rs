@@ -119,6 +119,9 @@ pub struct EngineStatus {
     /// Where gateways send the engine's requests: an address and a port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
+    /// UUIDs of the accelerators on which the engine is, if its pool has slots.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub accelerators: Vec<String>,
     /// Current state of the engine.
     pub state: EngineState,
     /// Generation of the engine, which grows with every start.

@@ -1,30 +1,21 @@
-//! Executes engine commands: creates Pods, writes their metadata, and calls stubs and engines.
+//! Executes engine commands: creates Pods, writes their metadata, and queries engines.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use k8s_openapi::api::{apps::v1::ReplicaSet, core::v1::Pod};
 use kube::{Api, ResourceExt as _};
 use rouse::{
-    fault::FailureCause as EngineCause,
-    model::SleepLevel,
     pairing::{
         command::EngineStep,
         event::{CommandFailure, CommandReply, EngineRecord, QueriedCondition},
-        ids::{PairingEngineId, ProviderMode, RequesterId},
+        ids::{PairingEngineId, ProviderMode},
     },
     units::{Generation, Tick},
 };
-use rouse_net::{
-    adapter::{Adapter, EngineHealth, EngineKind, EngineProfile, ProbeTask, SleepApi},
-    stub_api::ActuationResult,
-};
+use rouse_net::adapter::{Adapter, EngineHealth, EngineKind, EngineProfile, ProbeTask, SleepApi};
 use serde_json::{Value, json};
-use tokio::time::{self, Instant};
 
-use super::{
-    CommandContext, ExecutionError, ExecutionOutcome, Executor, launcher_engine,
-    requester::{provider_metadata, stub},
-};
+use super::{CommandContext, ExecutionError, ExecutionOutcome, Executor, requester::stub};
 use crate::{
     crd::ledger::ObjectName,
     dual_pods::{
@@ -35,17 +26,12 @@ use crate::{
         requester_spec::RequesterSpec,
         template_revision::TemplateRevision,
     },
-    failpoint,
-    stub_client::StubClientError,
     workload::merge,
     writer,
 };
 
 /// Timeout of one small query to an engine.
 pub(super) const ENGINE_CALL_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a sleep or wake is repeated to a stub that is busy.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
-const BUSY_RETRY_DELAY: Duration = Duration::from_millis(20);
 
 impl Executor {
     pub(super) async fn execute_engine_step(
@@ -161,121 +147,6 @@ impl Executor {
             "annotations": annotations,
         }});
         self.patch_provider(context, provider, &patch).await
-    }
-
-    /// Opens the gate to clients, then updates the readiness, then the Pods' labels.
-    async fn open_gate(&self, context: &CommandContext, generation: Generation) -> ExecutionOutcome {
-        let (requester, engine, provider) =
-            (context.requester()?, context.engine_address()?, context.provider()?);
-        let stub = stub(context, requester, generation)?;
-        if let Err(failed) = stub.set_target(engine).await.map_err(ExecutionError::from) {
-            if failed.cause == CommandFailure::Conflict {
-                // The stub relays to an earlier engine and accepts no other. Its owner creates a new requester.
-                self.delete(&requester.name, &context.fence(&requester.seen)).await?;
-            }
-            return Err(failed);
-        }
-        stub.open().await?;
-        stub.set_ready(true).await?;
-        if !requester.has_provider_metadata(provider) {
-            let patch = json!({"metadata": provider_metadata(provider)});
-            self.patch_requester(context, requester, &patch).await?;
-        }
-        if !provider.is_launcher() {
-            return Ok(CommandReply::Done);
-        }
-        match launcher_engine::serving_patch(context, requester, provider)? {
-            Some(patch) => self.patch_provider(context, provider, &patch).await,
-            None => Ok(CommandReply::Done),
-        }
-    }
-
-    async fn close_gate(
-        &self,
-        context: &CommandContext,
-        generation: Generation,
-        deadline: Tick,
-    ) -> ExecutionOutcome {
-        let stub = stub(context, context.requester()?, generation)?;
-        stub.set_ready(false).await?;
-        stub.close_and_drain(deadline.since(self.now())).await?;
-        Ok(CommandReply::Done)
-    }
-
-    async fn sleep(
-        &self,
-        context: &CommandContext,
-        generation: Generation,
-        level: SleepLevel,
-        via: Option<&RequesterId>,
-    ) -> ExecutionOutcome {
-        if via.is_some() {
-            match self.actuate_through_stub(context, generation, false, level).await {
-                Ok(Some(done)) => {
-                    let residue = done.memory.and_then(|memory| context.residue(&memory));
-                    return Ok(CommandReply::Asleep { residue });
-                }
-                // A stub that dies meanwhile must not cost the engine.
-                Ok(None) | Err(ExecutionError { cause: CommandFailure::Unreachable, .. }) => {}
-                Err(failed) => return Err(failed),
-            }
-        }
-        // No gate has requests to wait for.
-        self.direct_adapter(context).await?.sleep(level).await.map_err(engine_error)?;
-        Ok(CommandReply::Asleep { residue: None })
-    }
-
-    async fn wake(
-        &self,
-        context: &CommandContext,
-        generation: Generation,
-        level: SleepLevel,
-    ) -> ExecutionOutcome {
-        if self.actuate_through_stub(context, generation, true, level).await?.is_some() {
-            return Ok(CommandReply::Done);
-        }
-        self.direct_adapter(context).await?.wake(level).await.map_err(engine_error)?;
-        Ok(CommandReply::Done)
-    }
-
-    /// Returns a client of the engine itself, for an order that no stub can refuse: only a confirmed leader sends it.
-    ///
-    /// Waits for a late renewal, because the pairing logic counts an unsent command as failed and stops the engine.
-    async fn direct_adapter(&self, context: &CommandContext) -> Result<Adapter, ExecutionError> {
-        self.writer.wait_leadership().await?;
-        failpoint::hit();
-        adapter(context, None, ProbeTask::None)
-    }
-
-    /// Actuates through the requester's stub, which refuses a replaced leader. `None`: the stub has no such call.
-    async fn actuate_through_stub(
-        &self,
-        context: &CommandContext,
-        generation: Generation,
-        wake: bool,
-        level: SleepLevel,
-    ) -> Result<Option<ActuationResult>, ExecutionError> {
-        let stub = stub(context, context.requester()?, generation)?;
-        stub.set_target(context.engine_address()?).await?;
-        let core = &self.settings.core;
-        if !wake {
-            // Closes a gate that no earlier command closed.
-            stub.close_and_drain(rouse::units::Millis::ZERO).await?;
-        }
-        let sizes = &context.record()?.sizes;
-        let timeout = if wake { core.wake_timeout_for(sizes) } else { core.sleep_timeout_for(sizes) };
-        let given_up = Instant::now() + BUSY_TIMEOUT;
-        loop {
-            match stub.actuate(wake, level, timeout.duration()).await {
-                // It still executes an order of a former leader, or is just refusing a request. The pairing logic would
-                // take the refusal for a failure of the engine, and stop it.
-                Err(StubClientError::Busy(text)) if Instant::now() < given_up => {
-                    tracing::debug!(command = %context.command.action, text, "the stub is busy, retrying");
-                    time::sleep(BUSY_RETRY_DELAY).await;
-                }
-                outcome => return Ok(outcome?),
-            }
-        }
     }
 
     /// Unbinds the engine; its Pod may go from here on.
@@ -404,15 +275,4 @@ pub(super) fn adapter(
         api_key: None,
     };
     Ok(Adapter::new(manner, context.engine_address()?).with_observer(context.call_metrics()))
-}
-
-fn engine_error(cause: EngineCause) -> ExecutionError {
-    let reached = !matches!(cause, EngineCause::Unreachable | EngineCause::Timeout);
-    let text = format!("the engine call failed: {cause}");
-    ExecutionError {
-        cause: if reached { CommandFailure::Refused } else { CommandFailure::Unreachable },
-        text,
-        user_facing: false,
-        superseded: false,
-    }
 }

@@ -24,14 +24,27 @@ fn slot_node(name: &str) -> IndexedObject {
     node
 }
 
-/// The accelerators that a node's agent lists: UUID, capacity and health, with their indices.
+/// The accelerators that a node's agent lists: UUID, capacity and health, with their indices. An agent of an earlier
+/// version does not list their slots.
 fn agent(node: &str, accelerators: &[(&str, &str, bool)]) -> IndexedObject {
-    let listed: Vec<Value> = (0..)
-        .zip(accelerators)
-        .map(|(index, (uuid, capacity, healthy))| {
-            json!({"uuid": uuid, "index": index, "capacity": capacity, "healthy": healthy})
+    let listed = (0..).zip(accelerators).map(|(index, (uuid, capacity, healthy))| {
+        json!({"uuid": uuid, "index": index, "capacity": capacity, "healthy": healthy})
+    });
+    listing(node, listed.collect())
+}
+
+/// Two healthy accelerators of 80 GiB, which a node's agent offers by this configuration with so many slots.
+fn agent_with_slots(node: &str, configuration: &str, slots: u32) -> IndexedObject {
+    let listed = [0, 1].map(|index| {
+        json!({
+            "uuid": format!("GPU-{node}-{index}"), "index": index, "capacity": "80Gi", "healthy": true,
+            "configuration": configuration, "slots": slots,
         })
-        .collect();
+    });
+    listing(node, listed.into())
+}
+
+fn listing(node: &str, listed: Vec<Value>) -> IndexedObject {
     let object: AcceleratorNode = serde_json::from_value(json!({
         "apiVersion": "rouse.dev/v1alpha1",
         "kind": "AcceleratorNode",
@@ -73,6 +86,50 @@ fn the_accelerators_with_slots_are_those_that_node_agents_list() {
     let indices = [("GPU-1", 0), ("GPU-2", 1)].map(|(id, index)| (AcceleratorId::from(id), index));
     assert_eq!(resolved.nodes["a"].indices, BTreeMap::from(indices));
     assert_eq!((resolved.nodes["a"].slots, resolved.nodes["c"].accelerators), (Some(4), 0));
+}
+
+#[test]
+fn no_accelerator_has_more_slots_than_its_nodes_agent_offers_and_the_pool_says_what_to_change() {
+    let mut index = ClusterIndex::new(SCOPE);
+    for object in [
+        slot_pool(json!({})),
+        slot_node("few"),
+        agent_with_slots("few", "h100", 2),
+        slot_node("more"),
+        agent_with_slots("more", "h100", 9),
+        slot_node("other"),
+        agent_with_slots("other", "gpu", 4),
+        slot_node("silent"),
+        agent("silent", &[("GPU-silent-0", "80Gi", true)]),
+    ] {
+        index.apply(object);
+    }
+    let slots = |pool: &ResolvedPool| {
+        let all = pool.slot_accelerators.values();
+        all.map(|accelerator| (accelerator.node.clone(), accelerator.slots)).collect::<BTreeMap<_, _>>()
+    };
+    let of = |few: u32, other: u32| {
+        let all = [("few", few), ("more", 4), ("other", other), ("silent", 4)];
+        BTreeMap::from(all.map(|(node, slots)| (node.to_owned(), slots)))
+    };
+    let resolved = index.resolved();
+    let found = &resolved.pools["p"];
+    assert_eq!(slots(found), of(2, 0));
+    assert_eq!((found.units, found.total), (Some(16), Some(Bytes::gib(560))));
+    let [few, other] = found.warnings.as_slice() else { panic!("{:?}", found.warnings) };
+    let raise =
+        "node few: its accelerators have 2 of 4 slots each: raise the capacity of the DeviceConfiguration";
+    assert!(few.starts_with(raise), "{few}");
+    let correct =
+        "node other: its accelerators are offered by the DeviceConfiguration 'gpu', and the pool's resource";
+    assert!(other.starts_with(correct), "{other}");
+    assert!(resolved.nodes["few"].warning.as_ref().is_some_and(|warning| warning.contains("2 of 4 slots")));
+
+    index.apply(agent_with_slots("few", "h100", 4));
+    index.apply(agent_with_slots("other", "h100", 3));
+    let resolved = index.resolved();
+    assert_eq!(slots(&resolved.pools["p"]), of(4, 3));
+    assert_eq!(resolved.pools["p"].warnings.len(), 1);
 }
 
 #[test]

@@ -36,8 +36,14 @@ fn accelerators_are_listed_in_the_order_of_their_indices_less_the_headroom_and_w
     let status = wanted(&view, NOW).unwrap();
     let seen = "2026-05-28T20:26:40Z";
     let expected = json!({"partial": false, "accelerators": [
-        {"uuid": "GPU-b", "index": 0, "capacity": "39Gi", "healthy": true, "lastSeen": seen},
-        {"uuid": "GPU-a", "index": 1, "capacity": "79Gi", "healthy": true, "lastSeen": seen},
+        {
+            "uuid": "GPU-b", "index": 0, "capacity": "39Gi", "healthy": true, "configuration": "gpus", "slots": 2,
+            "lastSeen": seen,
+        },
+        {
+            "uuid": "GPU-a", "index": 1, "capacity": "79Gi", "healthy": true, "configuration": "gpus", "slots": 2,
+            "lastSeen": seen,
+        },
     ]});
     assert_eq!(status, expected);
     view.accelerator_node = Some(Arc::new(node(&status)));
@@ -81,7 +87,8 @@ fn an_accelerator_that_is_faulty_in_use_by_another_plugin_or_gone_is_listed_as_n
     gone.apply_instance(Arc::new(instance("gpus", "GPU-a", false, &status)));
     let unhealthy = wanted(&gone, NOW + Millis::secs(400)).unwrap();
     let entry = json!({
-        "uuid": "GPU-a", "index": 0, "capacity": "79Gi", "healthy": false, "lastSeen": "2026-05-28T20:26:40Z",
+        "uuid": "GPU-a", "index": 0, "capacity": "79Gi", "healthy": false, "configuration": "gpus", "slots": 2,
+        "lastSeen": "2026-05-28T20:26:40Z",
     });
     assert_eq!(unhealthy["accelerators"], json!([entry]));
     let noted = LastSeen::from([("GPU-a".to_owned(), NOW + Millis::secs(390))]);
@@ -112,4 +119,26 @@ fn an_accelerator_whose_memory_is_not_known_is_not_listed_unless_it_was_before()
         json!({"partial": true, "accelerators": [{"uuid": "GPU-a", "capacity": "7Gi", "healthy": true}]});
     let status = wanted(&gpus(&[("GPU-a", unknown)], &before), NOW).unwrap();
     assert_eq!(status["accelerators"][0]["capacity"], "7Gi");
+}
+
+#[test]
+fn another_capacity_and_an_older_configuration_of_the_same_accelerators_are_written() {
+    let slots = |status: &Value| {
+        let listed = &status["accelerators"][0];
+        (listed["configuration"].as_str().unwrap().to_owned(), listed["slots"].as_u64().unwrap())
+    };
+    let mut view = gpus(&[("GPU-a", gpu(0, 80))], &json!({}));
+    let listed = wanted(&view, NOW).unwrap();
+    assert_eq!(slots(&listed), ("gpus".to_owned(), 2));
+    view.accelerator_node = Some(Arc::new(node(&listed)));
+    let raised = view_of("gpus", &json!({"discovery": {"accelerators": {}}, "capacity": 5}));
+    view.configurations.extend(raised.configurations);
+    let listed = wanted(&view, NOW).unwrap();
+    assert_eq!(slots(&listed), ("gpus".to_owned(), 5));
+
+    // Neither has a time of creation here, so the first by name offers the accelerators.
+    view.accelerator_node = Some(Arc::new(node(&listed)));
+    let older = view_of("all", &json!({"discovery": {"accelerators": {}}, "capacity": 3}));
+    view.configurations.extend(older.configurations);
+    assert_eq!(slots(&wanted(&view, NOW).unwrap()), ("all".to_owned(), 3));
 }

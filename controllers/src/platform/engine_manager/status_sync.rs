@@ -118,12 +118,11 @@ impl EngineManager {
         for status in &published_model.engines {
             let placement = self.shared.variant_placement(&published_model.model, &status.variant());
             let fingerprint = placement.as_ref().map_or(0, |placement| placement.variant.spec.fingerprint);
-            // A status does not say which slots an engine has.
-            let accelerators = placement.map(|placement| placement.accounts()).unwrap_or_default();
+            let accounts = placement.map(|placement| placement.accounts()).unwrap_or_default();
             self.send_published(
                 &published_model.model,
                 status,
-                published::published_engine(status, fingerprint, accelerators),
+                published::published_engine(status, fingerprint, accounts),
             )
             .await;
         }

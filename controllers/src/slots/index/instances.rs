@@ -16,8 +16,8 @@ use crate::{crd::DeviceInstance, metrics::DeviceSlotGauges, slot_patch::instance
 #[derive(Debug, Default)]
 pub(super) struct InstanceMap {
     instances: BTreeMap<InstanceName, IndexedInstance>,
-    /// How many instances name each node, as one that sees the device or that has a slot.
-    named: BTreeMap<NodeName, usize>,
+    /// The instances that name each node, as one that sees the device or that has a slot.
+    naming: BTreeMap<NodeName, BTreeSet<InstanceName>>,
     totals: BTreeMap<ConfigurationName, DeviceSlotGauges>,
     changed_totals: BTreeSet<ConfigurationName>,
 }
@@ -63,9 +63,9 @@ impl InstanceMap {
         of_it.map(|(name, _)| name)
     }
 
-    /// Whether an instance names this node.
-    pub(super) fn is_named(&self, node: &NodeName) -> bool {
-        self.named.contains_key(node)
+    /// Returns the instances that name this node.
+    pub(super) fn naming(&self, node: &NodeName) -> impl Iterator<Item = &InstanceName> {
+        self.naming.get(node).into_iter().flatten()
     }
 
     /// Returns the sums of a configuration's instances.
@@ -78,28 +78,32 @@ impl InstanceMap {
         std::mem::take(&mut self.changed_totals)
     }
 
-    pub(super) fn set(&mut self, name: &InstanceName, object: Arc<DeviceInstance>) {
-        self.remove(name);
+    /// Returns the nodes that the instance newly names, and those that it no longer names.
+    pub(super) fn set(&mut self, name: &InstanceName, object: Arc<DeviceInstance>) -> BTreeSet<NodeName> {
+        let before = self.remove(name).unwrap_or_default();
         let usage = instance_usage(&object);
         let known = IndexedInstance { object, usage };
-        for node in known.usage.named_nodes() {
-            *self.named.entry(node).or_default() += 1;
+        let now = known.usage.named_nodes();
+        for node in &now {
+            self.naming.entry(node.clone()).or_default().insert(name.clone());
         }
         let configuration = known.configuration();
         let totals = self.totals.entry(configuration.clone()).or_default();
         *totals = totals.plus(known.gauges());
         self.changed_totals.insert(configuration);
         self.instances.insert(name.clone(), known);
+        before.symmetric_difference(&now).cloned().collect()
     }
 
-    /// Returns whether there was one of this name.
-    pub(super) fn remove(&mut self, name: &InstanceName) -> bool {
-        let Some(known) = self.instances.remove(name) else { return false };
-        for node in known.usage.named_nodes() {
-            let Some(count) = self.named.get_mut(&node) else { continue };
-            *count = count.saturating_sub(1);
-            if *count == 0 {
-                self.named.remove(&node);
+    /// Returns the nodes that it named; `None` if there was no instance of this name.
+    pub(super) fn remove(&mut self, name: &InstanceName) -> Option<BTreeSet<NodeName>> {
+        let known = self.instances.remove(name)?;
+        let nodes = known.usage.named_nodes();
+        for node in &nodes {
+            let Some(instances) = self.naming.get_mut(node) else { continue };
+            instances.remove(name);
+            if instances.is_empty() {
+                self.naming.remove(node);
             }
         }
         let configuration = known.configuration();
@@ -110,6 +114,6 @@ impl InstanceMap {
             }
         }
         self.changed_totals.insert(configuration);
-        true
+        Some(nodes)
     }
 }

@@ -33,11 +33,25 @@ fn instance(version: &str, status: &Value) -> WatchedObject<DeviceInstance> {
     }))
 }
 
+/// A node whose kubelet offers the slots of the instance.
 fn node(name: &str, ready: &str) -> WatchedObject<Node> {
+    node_with(name, ready, &json!({"cpu": "8", "rouse.dev/cam": "1", "rouse.dev/cam-1": "2"}))
+}
+
+fn node_with(name: &str, ready: &str, capacity: &Value) -> WatchedObject<Node> {
     read(json!({
         "metadata": {"name": name},
-        "status": {"conditions": [{"type": "Ready", "status": ready}]},
+        "status": {"conditions": [{"type": "Ready", "status": ready}], "capacity": capacity},
     }))
+}
+
+/// The state of such a node.
+fn offering(ready: bool, instances: &[&str]) -> Option<NodeState> {
+    Some(NodeState { ready, offered: instances.iter().map(|name| InstanceName::from(*name)).collect() })
+}
+
+fn unserved(index: &SlotsIndex) -> Vec<&str> {
+    index.unserved_nodes().map(NodeName::as_str).collect()
 }
 
 fn rejected(uid: &str) -> WatchedObject<Pod> {
@@ -71,8 +85,8 @@ fn leading(status: &Value) -> SlotsIndex {
 fn a_new_leader_gets_all_nodes_and_all_objects() {
     let mut index = leading(&json!({"nodes": ["a"], "deviceUsage": {"cam-1-0": "a", "cam-1-1": ""}}));
     let events = index.take_events();
-    let node = |name: &str, ready| node_event(&name.into(), Some(ready));
-    assert_eq!(events[..2], [node("a", true), node("b", true)]);
+    let node = |name: &str| node_event(&name.into(), offering(true, &["cam", "cam-1"]));
+    assert_eq!(events[..2], [node("a"), node("b")]);
     let facts = Some(ConfigurationFacts { capacity: 2 });
     assert_eq!(events[2], SlotsEvent::Configuration { name: "cam".into(), facts });
     let SlotsEvent::Instance { name, observed: Some((facts, usage)) } = &events[3] else {
@@ -87,27 +101,45 @@ fn a_new_leader_gets_all_nodes_and_all_objects() {
 }
 
 #[test]
-fn a_node_is_an_event_only_when_its_readiness_changes() {
+fn a_node_is_an_event_only_when_its_readiness_or_its_slots_change() {
     let mut index = leading(&json!({"nodes": ["a"], "deviceUsage": {"cam-1-0": "b"}}));
     index.take_events();
-    index.apply_nodes(&Delta::Applied(node("a", "True")));
+    let other = json!({"cpu": "16", "rouse.dev/cam": "2", "rouse.dev/cam-1": "3", "nvidia.com/gpu": "8"});
+    index.apply_nodes(&Delta::Applied(node_with("a", "True", &other)));
     assert!(index.take_events().is_empty());
+    index.apply_nodes(&Delta::Applied(node_with("a", "True", &json!({"rouse.dev/cam-1": "0"}))));
+    assert_eq!(index.take_events(), [node_event(&"a".into(), offering(true, &[]))]);
     index.apply_nodes(&Delta::Applied(node("a", UNREADY)));
-    assert_eq!(index.take_events(), [node_event(&"a".into(), Some(false))]);
+    let slots = ["cam", "cam-1"];
+    assert_eq!(index.take_events(), [node_event(&"a".into(), offering(false, &slots))]);
     index.apply_nodes(&listed(vec![node("b", "False")]));
-    let expected = [node_event(&"a".into(), None), node_event(&"b".into(), Some(false))];
+    let expected = [node_event(&"a".into(), None), node_event(&"b".into(), offering(false, &slots))];
     assert_eq!(index.take_events(), expected);
 }
 
 #[test]
-fn only_nodes_that_an_instance_names_are_asked_for_their_pods() {
+fn only_nodes_that_an_instance_names_and_no_agent_serves_are_asked_for_their_pods() {
     let mut index = leading(&json!({"nodes": ["a"], "deviceUsage": {"cam-1-0": "C:cam-0:b"}}));
     index.apply_nodes(&listed(vec![node("a", "True"), node("b", UNREADY), node("c", UNREADY)]));
-    assert_eq!(index.unready_nodes().map(NodeName::as_str).collect::<Vec<_>>(), ["b"]);
+    assert_eq!(unserved(&index), ["b"]);
     index.apply_instances(&Delta::Applied(instance("6", &json!({"nodes": ["a", "c"]}))));
-    assert_eq!(index.unready_nodes().map(NodeName::as_str).collect::<Vec<_>>(), ["c"]);
+    assert_eq!(unserved(&index), ["c"]);
+
+    // The plugin of the instance has ended on this node, and the other one has not.
+    let gone = json!({"rouse.dev/cam": "1", "rouse.dev/cam-1": "0"});
+    index.apply_nodes(&listed(vec![node_with("a", "True", &gone), node("c", "True")]));
+    assert_eq!(unserved(&index), ["a"]);
+    assert!(index.is_ready(&"a".into()) && !index.is_ready(&"b".into()));
+    let metadata = serde_json::from_value(json!({"name": "c"})).unwrap();
+    let unreadable = WatchedObject::Unreadable { metadata: Box::new(metadata), error: "no spec".to_owned() };
+    index.apply_nodes(&Delta::Applied(unreadable));
+    assert_eq!(unserved(&index), ["a"], "what cannot be read counts as it was");
+    index.apply_nodes(&Delta::Applied(node("a", "True")));
+    assert_eq!(unserved(&index), [""; 0]);
+
+    index.apply_nodes(&Delta::Applied(node("a", "False")));
     index.apply_instances(&Delta::Deleted(ObjectName::new("", "cam-1")));
-    assert_eq!(index.unready_nodes().count(), 0);
+    assert_eq!(unserved(&index), [""; 0]);
 }
 
 #[test]

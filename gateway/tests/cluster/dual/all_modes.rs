@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde_json::Value;
 
-use super::DualPodsFixture;
+use super::{DualPodsFixture, LARGE, SMALL, TestedMemory};
 use crate::launched::{engines, generations};
 
 /// Where a fixture's engines run, and whether they sleep.
@@ -18,6 +18,10 @@ pub(super) enum TestedProviderKind {
     Launcher,
 }
 
+/// All kinds of providers.
+const ALL: [TestedProviderKind; 3] =
+    [TestedProviderKind::Pod, TestedProviderKind::Plain, TestedProviderKind::Launcher];
+
 /// Runs the story with engines that sleep, in Pods of their own and in launchers.
 pub(super) async fn for_sleeping_kinds<F: Future<Output = ()>>(
     name: &str,
@@ -25,7 +29,7 @@ pub(super) async fn for_sleeping_kinds<F: Future<Output = ()>>(
     dual: &str,
     story: impl Fn(DualPodsFixture) -> F,
 ) {
-    each(&[TestedProviderKind::Pod, TestedProviderKind::Launcher], name, gpus, dual, story).await;
+    each(&[TestedProviderKind::Pod, TestedProviderKind::Launcher], LARGE, name, gpus, dual, story).await;
 }
 
 /// Runs the story with each kind of provider.
@@ -35,18 +39,21 @@ pub(super) async fn for_all_kinds<F: Future<Output = ()>>(
     dual: &str,
     story: impl Fn(DualPodsFixture) -> F,
 ) {
-    each(
-        &[TestedProviderKind::Pod, TestedProviderKind::Plain, TestedProviderKind::Launcher],
-        name,
-        gpus,
-        dual,
-        story,
-    )
-    .await;
+    each(&ALL, LARGE, name, gpus, dual, story).await;
+}
+
+/// Runs the story with each kind of provider and small engines, on one accelerator.
+pub(super) async fn for_all_kinds_small<F: Future<Output = ()>>(
+    name: &str,
+    dual: &str,
+    story: impl Fn(DualPodsFixture) -> F,
+) {
+    each(&ALL, SMALL, name, 1, dual, story).await;
 }
 
 async fn each<F: Future<Output = ()>>(
     homes: &[TestedProviderKind],
+    memory: TestedMemory,
     name: &str,
     gpus: u32,
     dual: &str,
@@ -54,7 +61,7 @@ async fn each<F: Future<Output = ()>>(
 ) {
     let tell = async |home: TestedProviderKind| {
         let dual = format!("{dual}{}", home.mode());
-        let duo = Box::pin(DualPodsFixture::new(&home.named(name), gpus, "8Gi", &dual)).await;
+        let duo = Box::pin(DualPodsFixture::sized(memory, &home.named(name), gpus, &dual)).await;
         Box::pin(story(Box::pin(duo.at(home)).await)).await;
     };
     join_all(homes.iter().map(|home| Box::pin(tell(*home)))).await;

@@ -38,8 +38,8 @@ async fn a_leader_killed_before_any_write_or_order_in_mode_plain_leaves_no_engin
 /// The gateway that takes over dies soon as well, and a third goes on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_leaders_killed_one_after_the_other_leave_nothing_doubled_and_nothing_lost() {
-    twice(TestedProviderKind::Pod).await;
-    twice(TestedProviderKind::Launcher).await;
+    let both = [TestedProviderKind::Pod, TestedProviderKind::Launcher].map(|home| Box::pin(twice(home)));
+    join_all(both).await;
 }
 
 /// Kills the first leader before its second, fourth... write or order, and the next leader before its first to third.

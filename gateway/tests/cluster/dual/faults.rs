@@ -14,7 +14,7 @@ use tokio::time::{Duration, Instant};
 
 use super::{
     DualPodsFixture,
-    all_modes::{engines_of, for_all_kinds},
+    all_modes::{engines_of, for_all_kinds, for_all_kinds_small},
 };
 use crate::{
     client::{TestClient, TestResponse, chat_body, request},
@@ -51,7 +51,7 @@ async fn a_stream_through_a_requester_that_is_deleted_ends_whole() {
 /// An engine that stops answering delays its requester no longer than the deadline, and is ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_requester_whose_provider_hangs_is_gone_within_the_deadline() {
-    for_all_kinds("dual-hung", 1, ", drain: 1s, sleep: 2s", async |duo| {
+    for_all_kinds_small("dual-hung", ", drain: 1s, sleep: 2s", async |duo| {
         duo.demand("hung", "").await;
         let (_, provider) = duo.pair("hung").await;
         duo.world.runner.signal(&provider, Signal::SIGSTOP);

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{
     DualPodsFixture,
-    all_modes::{TestedProviderKind, for_all_kinds, for_sleeping_kinds, is_empty},
+    all_modes::{TestedProviderKind, for_all_kinds, for_all_kinds_small, for_sleeping_kinds, is_empty},
 };
 use crate::{
     launched::engines,
@@ -126,7 +126,7 @@ async fn reallocation_race_with_the_stubs_hold() {
 /// The former engine obeys no order, so no other engine may use its memory until the gateway has seen it end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reallocation_race_with_a_provider_that_cannot_be_reached_which_is_fenced() {
-    for_all_kinds("dual-fence", 1, ", drain: 1s, sleep: 2s", async |duo| {
+    for_all_kinds_small("dual-fence", ", drain: 1s, sleep: 2s", async |duo| {
         duo.demand("first", "").await;
         let (requester, provider) = duo.pair("first").await;
         duo.world.runner.signal(&provider, Signal::SIGSTOP);

@@ -42,6 +42,8 @@ async fn requesters_first_then_providers_then_gateways_leaves_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gateways_first_then_finalizers_are_taken_off_by_the_documented_command() {
     for_all_kinds("dual-orphans", 1, "", async |mut duo| {
+        // Nothing releases the stubs, which hold for a minute by default.
+        duo.stub_flags = &["--hold=5s"];
         duo.demand("one", "").await;
         let (requester, provider) = duo.pair("one").await;
         duo.kill().await;

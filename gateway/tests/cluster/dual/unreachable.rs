@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::time::{Duration, Instant};
 
 use super::{
-    DualPodsFixture,
+    DualPodsFixture, SMALL,
     all_modes::{engines_of, for_sleeping_kinds},
     patch,
 };
@@ -77,7 +77,7 @@ async fn stub_that_cannot_be_reached_is_told_of_and_delays_nobody() {
 /// The engine gets as long as a wake may take, and then its requester gets another engine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_hangs_in_its_wake_delays_no_other() {
-    let duo = DualPodsFixture::new("dual-stuck", 2, "8Gi", ", wake: 30s").await;
+    let duo = DualPodsFixture::sized(SMALL, "dual-stuck", 2, ", wake: 30s").await;
     duo.ask("stuck", 1, 1, "--wake-time 1h").await;
     let (_, stuck) = duo.until_served("stuck").await;
     duo.ask("well", 1, 1, "").await;

@@ -29,7 +29,7 @@ use crate::{
     installation::{ClusterGateway, Installation},
     runner::TestPrograms,
     scale::memory,
-    site::{GatewayNamespace, ModelScope},
+    site::GatewayNamespace,
 };
 
 /// Memory of a gateway.
@@ -75,9 +75,8 @@ impl<'a> FleetInstallation<'a> {
     pub(super) async fn start(cluster: &'a TestCluster, size: FleetSize) -> Self {
         let programs = TestPrograms::optimised();
         let optimised = programs.are_optimised();
-        let namespace = cluster.namespace("fleet").await.unwrap();
-        let own = namespace.name().to_owned();
-        let site = GatewayNamespace::with(cluster, namespace, ModelScope::Namespaces(&[&own])).await;
+        let site = GatewayNamespace::new(cluster, "fleet").await;
+        let own = site.namespace.name().to_owned();
         // It would find all nodes dead. `Workloads` plays its other parts.
         cluster.stop_server(ServerRole::ControllerManager).await;
         objects::create_all(&site.admin, &own, size.models).await;

@@ -1,9 +1,14 @@
-//! A gateway process whose writes are held on their way, until another gateway has led and written.
+//! A process whose writes are held on their way, such as a gateway's until another gateway has led and written.
 //!
 //! A link would hold everything that the process sends, its Lease too. So a proxy reads the requests, and holds those
-//! that a test names. It has them all when the process is suspended, and sends them to the API server later.
+//! that a test names. It has them all when the process is suspended or killed, and sends them to the API server later.
 
-use std::{fs, net::SocketAddr, path::PathBuf, sync::Arc};
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use axum::{
     Router,
@@ -20,7 +25,7 @@ use kube::{
     client,
 };
 use nix::sys::signal::Signal;
-use rouse_cluster::{TestCluster, wait::WAIT_TIMEOUT};
+use rouse_cluster::{ClusterUser, TestCluster, wait::WAIT_TIMEOUT};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::watch, task::JoinSet, time::timeout};
 
@@ -34,12 +39,18 @@ use crate::{
 pub(super) struct HeldGateway {
     /// The drop kills it.
     _process: ClusterGateway,
+    writes: HeldWrites,
+}
+
+/// A proxy of the API server that holds writes.
+pub(super) struct HeldWrites {
     hold: Arc<WriteHold>,
-    /// Ends with the gateway.
+    kubeconfig: PathBuf,
+    /// Ends with this.
     _proxy: JoinSet<()>,
 }
 
-/// The way of a gateway to the API server.
+/// The way of a process to the API server.
 struct WriteHold {
     client: Client,
     /// The writes to hold: `METHOD END`, the end of the path with the name of the object.
@@ -76,42 +87,67 @@ impl HeldGateway {
         kubernetes: &str,
         writes: &'static [&'static str],
     ) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let kubeconfig = kubeconfig(world, listener.local_addr().unwrap());
-        let client = world.site.client().await;
-        let state = watch::Sender::new(WriteHoldState::default());
-        let hold = Arc::new(WriteHold { client, writes, state });
-        let router = Arc::clone(&hold).router();
-        let mut proxy = JoinSet::new();
-        proxy.spawn(async move { axum::serve(listener, router).await.unwrap() });
-
+        let held = HeldWrites::start(world, &world.site.account, writes).await;
         let file = world.file("gateway-0", kubernetes, "");
-        let process = ClusterGateway::start(&file, &kubeconfig, &[]);
-        hold.until_all_arrived().await;
+        let process = ClusterGateway::start(&file, held.kubeconfig(), &[]);
+        held.until_all_arrived().await;
         process.signal(Signal::SIGSTOP);
         let leases: Api<Lease> = world.site.namespace.api();
         let free = Patch::Merge(json!({"spec": {"holderIdentity": ""}}));
         leases.patch(LEASE_NAME, &PatchParams::default(), &free).await.unwrap();
-        Self { _process: process, hold, _proxy: proxy }
+        Self { _process: process, writes: held }
     }
 
     /// Lets the writes arrive, and asserts that the API server refuses each of them.
     pub(super) async fn deliver(&self) {
-        let mut state = self.hold.state.subscribe();
-        self.hold.state.send_modify(|state| state.is_over = true);
-        let answered = state.wait_for(|state| state.answers.len() == state.arrived.len());
-        let answered = timeout(WAIT_TIMEOUT, answered).await.expect("a write has no answer").unwrap();
-        for (write, answer) in &answered.answers {
+        for (write, answer) in self.writes.deliver().await {
             // A test in a JSON Patch that fails is the latter.
-            let is_refused = [StatusCode::CONFLICT, StatusCode::UNPROCESSABLE_ENTITY].contains(answer);
+            let is_refused = [StatusCode::CONFLICT, StatusCode::UNPROCESSABLE_ENTITY].contains(&answer);
             assert!(is_refused, "{write}: {answer}");
         }
     }
 }
 
-/// Writes a kubeconfig of the gateways' account by the proxy, which speaks plain HTTP.
-fn kubeconfig(world: &Installation<'_, ()>, proxy: SocketAddr) -> PathBuf {
-    let direct = world.site.cluster.kubeconfig(&world.site.account).unwrap();
+impl HeldWrites {
+    /// Starts the proxy for processes with this account.
+    pub(super) async fn start(
+        world: &Installation<'_, ()>,
+        account: &ClusterUser,
+        writes: &'static [&'static str],
+    ) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let kubeconfig = kubeconfig(world, account, listener.local_addr().unwrap());
+        let client = world.site.cluster.client_as(account).await.unwrap();
+        let state = watch::Sender::new(WriteHoldState::default());
+        let hold = Arc::new(WriteHold { client, writes, state });
+        let router = Arc::clone(&hold).router();
+        let mut proxy = JoinSet::new();
+        proxy.spawn(async move { axum::serve(listener, router).await.unwrap() });
+        Self { hold, kubeconfig, _proxy: proxy }
+    }
+
+    /// The file with which a process gets to the proxy.
+    pub(super) fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// Waits until each of the writes is held.
+    pub(super) async fn until_all_arrived(&self) {
+        self.hold.until_all_arrived().await;
+    }
+
+    /// Lets the writes arrive, and returns the answer of the API server to each of them.
+    pub(super) async fn deliver(&self) -> Vec<(&'static str, StatusCode)> {
+        let mut state = self.hold.state.subscribe();
+        self.hold.state.send_modify(|state| state.is_over = true);
+        let answered = state.wait_for(|state| state.answers.len() == state.arrived.len());
+        timeout(WAIT_TIMEOUT, answered).await.expect("a write has no answer").unwrap().answers.clone()
+    }
+}
+
+/// Writes a kubeconfig of an account by the proxy, which speaks plain HTTP.
+fn kubeconfig(world: &Installation<'_, ()>, account: &ClusterUser, proxy: SocketAddr) -> PathBuf {
+    let direct = world.site.cluster.kubeconfig(account).unwrap();
     let mut kubeconfig: Value = serde_json::from_str(&fs::read_to_string(direct).unwrap()).unwrap();
     kubeconfig["clusters"][0]["cluster"]["server"] = json!(format!("http://{proxy}"));
     let path = world.dir.path().join("held.kubeconfig");

@@ -15,9 +15,10 @@ use serde_json::{Value, json};
 
 use super::{LeaderHandover, fence};
 use crate::{
-    site::{GatewayNamespace, resource_attributes, until_allowed},
+    rendered::ChartPart,
+    site::GatewayNamespace,
     support::own_cluster,
-    warmup::objects::{ITEM_ANNOTATION, LABEL_RIGHTS, NODE_ANNOTATION, WARM_PREFIX, WARMUP_LABEL},
+    warmup::objects::{ITEM_ANNOTATION, NODE_ANNOTATION, WARM_PREFIX, WARMUP_LABEL},
 };
 
 /// An AcceleratorNode of this name with more at the top.
@@ -184,9 +185,7 @@ async fn no_held_write_to_an_accelerator_node_changes_what_the_next_leader_wrote
 #[tokio::test]
 async fn no_held_write_about_a_warmup_changes_what_the_next_leader_wrote() {
     let cluster = own_cluster().await;
-    let site = GatewayNamespace::new(&cluster, "held-warmups").await;
-    site.install(LABEL_RIGHTS, None).await;
-    until_allowed(&site.client().await, resource_attributes("", "nodes", "patch", "")).await;
+    let site = GatewayNamespace::with_parts(&cluster, "held-warmups", &[ChartPart::WarmLabels]).await;
     // Its controllers write nodes, too.
     cluster.stop_server(ServerRole::ControllerManager).await;
     let (succession, leader) = Box::pin(LeaderHandover::of(site, 4)).await;

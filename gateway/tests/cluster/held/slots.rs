@@ -18,14 +18,11 @@ use super::{
     gateway::{HeldGateway, world},
     state,
 };
-use crate::{
-    installation::Installation,
-    site::{resource_attributes, until_allowed},
-    support::own_cluster,
-};
+use crate::{installation::Installation, rendered::ChartPart, support::own_cluster};
 
 /// The time of a node that is not ready, and of an instance without nodes, is short here.
 const SETTINGS: &str = ", slots: {nodeTimeout: 1s}";
+const INSTANCES: [&str; 3] = ["freed", "grown", "ended"];
 const WRITES: [&str; 6] = [
     "PATCH /deviceinstances/freed/status",
     "PATCH /deviceinstances/grown/status",
@@ -39,9 +36,7 @@ const WRITES: [&str; 6] = [
 async fn no_held_write_about_slots_changes_what_the_next_leader_wrote() {
     let cluster = own_cluster().await;
     let world = Box::pin(world(&cluster, "held-slots")).await;
-    world.site.install("slots.yaml", None).await;
-    let client = world.site.client().await;
-    until_allowed(&client, resource_attributes("rouse.dev", "deviceinstances", "delete", "")).await;
+    world.site.turn_on(ChartPart::Slots).await;
     // Its controllers write nodes, too.
     cluster.stop_server(ServerRole::ControllerManager).await;
     let admin = &world.site.admin;
@@ -67,7 +62,7 @@ async fn create_objects(world: &Installation<'_, ()>) {
     let admin = &world.site.admin;
     for (node, is_ready) in [("kept", true), ("lost", false)] {
         create::<Node>(admin, node, json!({})).await;
-        set_status::<Node>(admin, node, ready(is_ready)).await;
+        set_status::<Node>(admin, node, ready(is_ready, &INSTANCES)).await;
     }
     for (name, capacity) in [("shared", 2), ("grown", 3)] {
         let discovery = json!({"static": {"devices": [{"id": "box"}]}});
@@ -93,7 +88,7 @@ async fn is_freed_and_claimed_again(admin: &Client) {
         status.nodes == ["kept"] && status.device_usage.values().all(String::is_empty)
     };
     until::<DeviceInstance>(admin, "freed", "free", is_freed).await;
-    set_status::<Node>(admin, "lost", ready(true)).await;
+    set_status::<Node>(admin, "lost", ready(true, &INSTANCES)).await;
     let claimed = json!({"nodes": ["kept", "lost"], "deviceUsage": {"freed-0": "lost"}});
     set_status::<DeviceInstance>(admin, "freed", claimed).await;
 }
@@ -134,7 +129,7 @@ async fn contents(world: &Installation<'_, ()>) -> Vec<Value> {
     let admin = &world.site.admin;
     let instances: Api<DeviceInstance> = Api::all(admin.clone());
     let mut contents = Vec::new();
-    for name in ["freed", "grown", "ended"] {
+    for name in INSTANCES {
         contents.push(state(&instances, name).await);
     }
     contents.push(state(&Api::<DeviceConfiguration>::all(admin.clone()), "grown").await);
@@ -142,7 +137,7 @@ async fn contents(world: &Installation<'_, ()>) -> Vec<Value> {
     contents
 }
 
-async fn create<K>(admin: &Client, name: &str, spec: Value)
+pub(super) async fn create<K>(admin: &Client, name: &str, spec: Value)
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Serialize + Debug,
 {
@@ -153,7 +148,7 @@ where
 }
 
 /// Changes these fields of an object's status.
-async fn set_status<K>(admin: &Client, name: &str, status: Value)
+pub(super) async fn set_status<K>(admin: &Client, name: &str, status: Value)
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
@@ -162,16 +157,24 @@ where
 }
 
 /// Creates an instance of this configuration with this capacity.
-async fn instance(admin: &Client, name: &str, (configuration, capacity): (&str, u32), status: Value) {
+pub(super) async fn instance(
+    admin: &Client,
+    name: &str,
+    (configuration, capacity): (&str, u32),
+    status: Value,
+) {
     let spec =
         json!({"configuration": configuration, "capacity": capacity, "shared": true, "deviceId": name});
     create::<DeviceInstance>(admin, name, spec).await;
     set_status::<DeviceInstance>(admin, name, status).await;
 }
 
-fn ready(is_ready: bool) -> Value {
+/// The status of a node whose kubelet is ready or not, and offers slots of these instances.
+pub(super) fn ready(is_ready: bool, instances: &[&str]) -> Value {
     let status = if is_ready { "True" } else { "False" };
-    json!({"conditions": [{"type": "Ready", "status": status}]})
+    let slots = instances.iter().map(|name| (format!("rouse.dev/{name}"), json!("2")));
+    let capacity: serde_json::Map<String, Value> = slots.collect();
+    json!({"conditions": [{"type": "Ready", "status": status}], "capacity": capacity})
 }
 
 /// Changes the capacity of the configuration of one instance alone.
@@ -192,7 +195,7 @@ async fn create_pod(world: &Installation<'_, ()>) {
 }
 
 /// Waits until the object is there and fits.
-async fn until<K>(admin: &Client, name: &str, what: &str, fits: impl Fn(&K) -> bool)
+pub(super) async fn until<K>(admin: &Client, name: &str, what: &str, fits: impl Fn(&K) -> bool)
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Serialize + Debug + Send + 'static,
 {

@@ -1,5 +1,5 @@
 //! Another autoscaler sets the number of engines, by the subresource `scale`: Kubernetes's own, as the page shows it,
-//! and any program.
+//! and any program. Kubernetes's own scales gateways as well, as the chart has it.
 
 use std::fs;
 
@@ -8,11 +8,13 @@ use kube::{
     Api, ResourceExt as _,
     api::{Patch, PatchParams, PostParams},
 };
-use rouse_cluster::{ServerRole, wait};
+use rouse_cluster::{ServerRole, TestCluster, wait};
 use rouse_controllers::crd::InferenceModel;
 use serde_json::json;
 
-use super::{QUICK, after_readings, awake, awake_pods, external_metrics, metric, report_load, target};
+use super::{
+    QUICK, after_readings, awake, awake_pods, chart_autoscaler, external_metrics, metric, report_load, target,
+};
 use crate::{
     installation::{Installation, blocking},
     support::{FIELD_MANAGER, own_cluster, repo_path},
@@ -40,14 +42,21 @@ async fn write_scale(world: &Installation<'_>, model: &str, number: u32) {
     world.models().patch_scale(model, &PatchParams::apply(FIELD_MANAGER), &number).await.unwrap();
 }
 
-/// A registration of metrics is for a whole cluster, so this test has its own.
+/// A registration of metrics is for a whole cluster, so this test has its own, and both uses share it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kubernetes_s_autoscaler_starts_and_ends_engines_by_the_load_that_rouse_reports() {
+async fn kubernetes_s_autoscaler_scales_engines_by_the_load_that_rouse_reports_and_gateways_by_their_cpu() {
     let cluster = own_cluster().await;
     // Its list of kinds is up to 30 seconds old otherwise.
     cluster.kill_server(ServerRole::ControllerManager).await;
     cluster.start_server(ServerRole::ControllerManager).await.unwrap();
-    let world = Installation::new_in(&cluster, "autoscaled", 2, "128Gi").await;
+    tokio::join!(
+        Box::pin(engines_are_scaled_by_their_load(&cluster)),
+        Box::pin(chart_autoscaler::gateways_are_scaled_by_their_cpu(&cluster))
+    );
+}
+
+async fn engines_are_scaled_by_their_load(cluster: &TestCluster) {
+    let world = Installation::new_in(cluster, "autoscaled", 2, "128Gi").await;
     let (name, saturation) = ("llama-70b", json!({"actuation": "external"}));
     let settings = json!({"minReplicas": 1, "replicas": 1, "maxReplicas": 2, "saturation": saturation});
     world.model(name, "40Gi", "", settings).await;

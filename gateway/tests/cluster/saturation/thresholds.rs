@@ -5,11 +5,17 @@ use kube::{
     Api,
     api::{Patch, PatchParams},
 };
+use rouse_cluster::wait::WAIT_TIMEOUT;
 use rouse_controllers::crd::InferenceModel;
 use serde_json::json;
+use tokio::time::{Duration, sleep, timeout};
 
 use super::{QUICK, awake_pods, condition, report_load, state, target};
-use crate::{installation::Installation, memory::until_metric, support::FIELD_MANAGER};
+use crate::{
+    installation::{Installation, blocking},
+    memory::until_metric,
+    support::FIELD_MANAGER,
+};
 
 /// Applies the ConfigMap with this entry for all models.
 async fn configure(world: &Installation<'_>, default: &str) {
@@ -53,4 +59,27 @@ async fn a_wrong_entry_is_refused_with_its_reason_and_the_last_good_one_stays_un
     until_metric(&gateway, "rouse_saturation_thresholds_refused 0").await;
     world.edit("qwen", json!({"saturation": {"queueLengthThreshold": 50}})).await;
     world.until("qwen", "its own", |model| thresholds(model).contains("50 waiting")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_scales_no_model_by_its_load_asks_for_no_thresholds() {
+    let world = Installation::new("saturation-off", 1, "16Gi").await;
+    world.model("qwen", "10Gi", "", json!({"maxReplicas": 2, "saturation": {}})).await;
+    let asks_for = |resource: &str| {
+        let calls = world.site.cluster.calls(&world.site.account).unwrap();
+        calls.iter().any(|call| call.resource == resource)
+    };
+    let off = world.gateway_with("gateway-0", ", saturation: {enabled: false}");
+    let client = off.client();
+    assert_eq!(blocking(move || client.chat("qwen", false, 4)).await.status, 200);
+    assert!(asks_for("inferencemodels") && !asks_for("configmaps"));
+
+    // With the same rights, one that scales by load asks at once.
+    let _on = world.gateway("gateway-1", "");
+    let asked = async {
+        while !asks_for("configmaps") {
+            sleep(Duration::from_millis(200)).await;
+        }
+    };
+    timeout(WAIT_TIMEOUT, asked).await.expect("it never asks for the ConfigMap");
 }

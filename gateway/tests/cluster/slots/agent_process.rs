@@ -17,17 +17,17 @@ use tokio::{
 };
 
 /// An agent, which may run or not.
-pub(super) struct AgentProcess {
+pub(crate) struct AgentProcess {
     program: PathBuf,
     args: Vec<String>,
     env: Vec<(&'static str, String)>,
     log: PathBuf,
-    pub(super) child: Option<Child>,
+    pub(crate) child: Option<Child>,
 }
 
 impl AgentProcess {
     /// The agent of this node, which does not run yet. `mark` marks it as a process of the cluster.
-    pub(super) fn new(
+    pub(crate) fn new(
         program: PathBuf,
         node: &str,
         [kubelet_folder, container_runtime]: [&Path; 2],
@@ -47,7 +47,7 @@ impl AgentProcess {
     }
 
     /// Starts the agent with more arguments and more of an environment.
-    pub(super) fn start(&mut self, args: &[&str], env: &[(&str, String)]) {
+    pub(crate) fn start(&mut self, args: &[&str], env: &[(&str, String)]) {
         assert!(self.child.is_none(), "the agent runs");
         let lines = OpenOptions::new().create(true).append(true).open(&self.log).unwrap();
         let child = Command::new(&self.program)
@@ -65,18 +65,18 @@ impl AgentProcess {
     }
 
     /// Kills the agent with SIGKILL, and returns when it has ended.
-    pub(super) async fn kill(&mut self) {
+    pub(crate) async fn kill(&mut self) {
         self.signal(Signal::SIGKILL);
         self.ended().await;
     }
 
     /// Waits until the agent has ended.
-    pub(super) async fn ended(&mut self) {
+    pub(crate) async fn ended(&mut self) {
         let mut child = self.child.take().unwrap();
         timeout(WAIT_TIMEOUT, child.wait()).await.expect("the agent does not end").unwrap();
     }
 
-    pub(super) fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         let pid = self.child.as_ref().and_then(Child::id).expect("the agent has ended");
         kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
     }

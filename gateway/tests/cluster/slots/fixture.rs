@@ -1,6 +1,6 @@
 //! A namespace with nodes whose kubelets are played, and DeviceConfigurations for them alone.
 
-use std::{path::PathBuf, pin::pin};
+use std::{path::PathBuf, pin::pin, sync::Arc};
 
 use futures_util::{StreamExt as _, future::join_all};
 use k8s_openapi::api::core::v1::{Event, Namespace, Node};
@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use super::{agent::SlotNodeFixture, device::SharedDevice};
 use crate::{
     installation::{Installation, merge},
+    rendered::ChartPart,
     site::GatewayNamespace,
     support::{FIELD_MANAGER, cluster},
 };
@@ -35,17 +36,14 @@ pub(super) struct SlotsFixture<'a> {
 impl SlotsFixture<'static> {
     /// A fixture in the cluster that all tests share, with nodes of these names.
     pub(super) async fn new(name: &str, nodes: &[&str]) -> Self {
-        Self::over(GatewayNamespace::new(cluster().await, name).await, nodes).await
+        Self::new_in(cluster().await, name, nodes).await
     }
 }
 
 impl<'a> SlotsFixture<'a> {
     /// A fixture in a cluster that serves our kinds.
     pub(super) async fn new_in(cluster: &'a TestCluster, name: &str, nodes: &[&str]) -> Self {
-        Self::over(GatewayNamespace::new(cluster, name).await, nodes).await
-    }
-
-    async fn over(site: GatewayNamespace<'a>, nodes: &[&str]) -> Self {
+        let site = GatewayNamespace::with_parts(cluster, name, &[ChartPart::Slots]).await;
         let own = site.namespace.name().to_owned();
         let node = |name: &str| NodeSpec::new(name).label(NODES_LABEL, &own);
         let (first, more) = nodes.split_first().unwrap();
@@ -71,6 +69,15 @@ impl<'a> SlotsFixture<'a> {
         let nodes = join_all(names.map(|name| SlotNodeFixture::new(self, name))).await;
         let Ok(mut nodes) = <[SlotNodeFixture; N]>::try_from(nodes) else { unreachable!() };
         nodes.iter_mut().for_each(SlotNodeFixture::start);
+        nodes
+    }
+
+    /// Does the same, and has the nodes report their slots, as kubelets do. A leader frees those of a node without any.
+    pub(super) async fn reporting_nodes<const N: usize>(&self, names: [&str; N]) -> [SlotNodeFixture; N] {
+        let nodes = self.nodes(names).await;
+        for (name, node) in names.iter().zip(&nodes) {
+            self.world.runner.use_device_manager(name, Arc::clone(&node.kubelet)).await.unwrap();
+        }
         nodes
     }
 

@@ -4,13 +4,15 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     sync::Arc,
+    time::Duration,
 };
 
 use kube::ResourceExt as _;
 use nix::sys::signal::Signal;
-use rouse_cluster::{AuditedCall, podrunner::NodeSpec};
+use rouse_cluster::{AuditedCall, podrunner::NodeSpec, wait::WAIT_TIMEOUT};
 use rouse_controllers::crd::InferenceModel;
 use serde_json::json;
+use tokio::time::{sleep, timeout};
 
 use super::{
     agent::SlotNodeFixture,
@@ -18,6 +20,7 @@ use super::{
 };
 use crate::{
     installation::{ClusterGateway, Installation, blocking},
+    rendered::ChartPart,
     runner::TestPrograms,
     site::GatewayNamespace,
     support::cluster,
@@ -41,10 +44,9 @@ struct SlotModelsFixture {
 
 impl SlotModelsFixture {
     async fn new(name: &str) -> Self {
-        let site = GatewayNamespace::new(cluster().await, name).await;
+        let parts = [ChartPart::DualPods, ChartPart::Slots];
+        let site = GatewayNamespace::with_parts(cluster().await, name, &parts).await;
         let own = site.namespace.name().to_owned();
-        site.install("dual-pods.yaml", None).await;
-        site.install("dual-pods-namespace.yaml", Some(&own)).await;
         let account = site.agent_account().await;
         let node = |own: &str| NodeSpec::new("a").label("inference-pool", own).label(NODES_LABEL, own);
         let world = Installation::with_programs(TestPrograms::from_cargo(), site, "1Ti", node).await;
@@ -118,6 +120,27 @@ async fn ask_in_turns(gateway: &ClusterGateway, rounds: usize) {
     }
 }
 
+/// Waits until the follower counts as much memory of the accelerator as reserved as the leader does.
+async fn until_follower_agrees(leader: &ClusterGateway, follower: &ClusterGateway, accelerator: &str) {
+    let metric =
+        format!("rouse_accelerator_memory_bytes{{accelerator=\"{accelerator}\",kind=\"reserved\"}} ");
+    let reserved = |gateway: &ClusterGateway| {
+        let page = gateway.metrics();
+        page.lines().find_map(|line| Some(line.strip_prefix(metric.as_str())?.to_owned()))
+    };
+    let agreed = async {
+        loop {
+            let of_leader = reserved(leader).filter(|bytes| bytes != "0");
+            if of_leader.is_some() && of_leader == reserved(follower) {
+                return;
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let agreed = timeout(WAIT_TIMEOUT, agreed).await;
+    assert!(agreed.is_ok(), "leader: {:?}, follower: {:?}", reserved(leader), reserved(follower));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_models_take_turns_on_one_accelerator_without_a_new_pod_and_the_next_leader_goes_on() {
     let fixture = SlotModelsFixture::new("slots-models").await;
@@ -153,6 +176,7 @@ async fn two_models_take_turns_on_one_accelerator_without_a_new_pod_and_the_next
     assert!(writes.len() <= MAX_WRITES_PER_SWITCH * switches, "{counts:?}");
 
     let next = world.gateway_with("gateway-1", SETTINGS);
+    until_follower_agrees(&leader, &next, &fixture.accelerator).await;
     leader.signal(Signal::SIGKILL);
     leader.wait().await;
     ask_in_turns(&next, 1).await;

@@ -11,14 +11,8 @@ use rouse_controllers::crd::{
 };
 use serde_json::{Value, json};
 
-use crate::{
-    installation::Installation,
-    site::{resource_attributes, until_allowed},
-    support::FIELD_MANAGER,
-};
+use crate::{installation::Installation, rendered::ChartPart, support::FIELD_MANAGER};
 
-/// The right to label nodes, which an installation may lack.
-pub(crate) const LABEL_RIGHTS: &str = "warm-labels.yaml";
 /// Settings of a gateway that tries again soon.
 pub(crate) const SETTINGS: &str = ", warmup: {imageVolumes: never, retryDelay: 500ms}";
 
@@ -40,9 +34,7 @@ impl<R> Installation<'_, R> {
 
     /// Gives the gateways the right to label nodes.
     pub(crate) async fn allow_warm_labels(&self) {
-        self.site.install(LABEL_RIGHTS, None).await;
-        let client = self.site.client().await;
-        until_allowed(&client, resource_attributes("", "nodes", "patch", "")).await;
+        self.site.turn_on(ChartPart::WarmLabels).await;
     }
 
     /// Applies a Warmup with this spec. The API server may refuse it.

@@ -1,11 +1,6 @@
-//! A release of the chart in a cluster of its own, and somebody who types the commands of the pages.
+//! A release of the chart in a cluster of its own, with a node that has one accelerator.
 
-use std::{
-    fs,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::net::SocketAddr;
 
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use kube::{
@@ -14,68 +9,60 @@ use kube::{
 };
 use rouse_cluster::{
     KubeletNode, TestCluster,
+    node::AcceleratorPlugin,
     wait::{self, WAIT_TIMEOUT},
 };
 use rouse_controllers::{crd::InferenceModel, label};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 use tokio::time::{Duration, sleep, timeout};
 
-use super::earlier;
+use super::{earlier, shell::PageShell};
 use crate::{
     client::{TestClient, TestExchange, TestResponse},
     installation::{blocking, reason},
     pairs::{address, is_ready},
-    shared_node::{archives, engine_sim_spec, label_node},
-    support::{FIELD_MANAGER, apply_object},
+    shared_node::{archives, label_node},
 };
 
-/// The pages' namespace.
+/// The pages' namespace of gateways.
 pub(super) const NAMESPACE: &str = "rouse";
+/// The pages' namespace of models.
+const CHAT: &str = "chat";
+/// The models of the quickstarts, in the order in which the pages request them. The last one is awake at a page's end.
+pub(super) const MODELS: [&str; 2] = ["qwen3-8b", "granite-8b"];
+/// The model that serves while the release changes.
+const MODEL: &str = MODELS[1];
 /// The Deployment of gateways, and their label `app.kubernetes.io/name`.
 const GATEWAY: &str = "rouse-gateway";
 const API_PORT: u16 = 8080;
-/// The pool of the notes.
-const POOL: &str = "default";
-const MODEL: &str = "greeter";
-
-/// `helm` as its users have it, with their file of values where values are taken.
-const HELM: &str = r#"
-helm() {
-    local values=()
-    case $1 in install | upgrade) values=(--values "$VALUES") ;; esac
-    "${ROUSE_HELM:?it must be the path of helm: make test-node builds it and sets the variable}" "$@" "${values[@]}"
-}
-"#;
 
 pub(super) struct HelmRelease {
     client: Client,
-    kubeconfig: PathBuf,
     /// Where the gateways' Pods reach the API server.
     api_server: SocketAddr,
-    /// The earlier chart, the values, and what helm keeps.
-    scratch: TempDir,
-    // The node ends before its cluster.
-    _node: KubeletNode,
+    shell: PageShell,
+    // The plugin ends before its node, and the node before its cluster.
+    _plugin: AcceleratorPlugin,
+    node: KubeletNode,
     _cluster: TestCluster,
 }
 
 impl HelmRelease {
-    /// Starts a cluster without our kinds, and a node with the images and the label of the notes.
+    /// Starts a cluster without our kinds and without our images, as the quickstarts expect it: NVIDIA's device plugin
+    /// and GPU feature discovery have found a GPU of 24 GB.
     pub(super) async fn start() -> Self {
         let cluster = TestCluster::start().unwrap();
         let client = cluster.client().await.unwrap();
-        let kubeconfig = cluster.kubeconfig(cluster.admin()).unwrap();
-        let node = KubeletNode::builder(&cluster, &archives())
-            .image("engine-sim")
-            .image("rouse-stub")
-            .image("rouse-gateway")
-            .accelerators(1);
+        let shell = PageShell::new(cluster.kubeconfig(cluster.admin()).unwrap());
+        let node = KubeletNode::builder(&cluster, &archives()).image("engine-sim");
         let node = Box::pin(node.start()).await.unwrap_or_else(|error| panic!("{error:#}"));
-        label_node(&client, &node, &json!({"inference-pool": POOL, "nvidia.com/gpu.memory": "81920"})).await;
-        let (api_server, scratch) = (node.api_server(), tempfile::tempdir().unwrap());
-        let release = Self { client, kubeconfig, api_server, scratch, _node: node, _cluster: cluster };
-        release.set_config(&json!({}));
+        let plugin = Box::pin(node.assign_accelerators(&["GPU-0"])).await;
+        let plugin = plugin.unwrap_or_else(|error| panic!("{error:#}"));
+        let found = json!({"nvidia.com/gpu.present": "true", "nvidia.com/gpu.memory": "24564"});
+        label_node(&client, &node, &found).await;
+        let api_server = node.api_server();
+        let release = Self { client, api_server, shell, _plugin: plugin, node, _cluster: cluster };
+        release.set_values(json!({}));
         release
     }
 
@@ -83,41 +70,18 @@ impl HelmRelease {
         &self.client
     }
 
-    /// Writes the file of values, with this value of `config`.
-    pub(super) fn set_config(&self, config: &Value) {
-        // Nothing on this node routes Services, and so not the API server's either.
-        let env = json!([
-            {"name": "KUBERNETES_SERVICE_HOST", "value": self.api_server.ip().to_string()},
-            {"name": "KUBERNETES_SERVICE_PORT", "value": self.api_server.port().to_string()},
-        ]);
-        let gateway = json!({"replicas": 1, "preStopSeconds": 1, "extraEnv": env});
-        let values = json!({"gateway": gateway, "config": config});
-        fs::write(self.values(), values.to_string()).unwrap();
+    pub(super) const fn node(&self) -> &KubeletNode {
+        &self.node
     }
 
-    fn values(&self) -> PathBuf {
-        self.scratch.path().join("values.yaml")
+    /// Where the commands of the pages are typed.
+    pub(super) const fn shell(&self) -> &PageShell {
+        &self.shell
     }
 
-    /// Runs these commands in this folder, and returns what they print.
-    pub(super) fn types(&self, folder: &Path, commands: &str) -> String {
-        let mut shell = Command::new("bash");
-        shell.args(["-c", &format!("set -euo pipefail\n{HELM}\n{commands}\n")]).current_dir(folder);
-        shell.env("KUBECONFIG", &self.kubeconfig).env("VALUES", self.values());
-        for home in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
-            shell.env(home, self.scratch.path().join(home));
-        }
-        let output = shell.output().unwrap();
-        let told = String::from_utf8(output.stdout).unwrap();
-        assert!(output.status.success(), "{commands}: {told}{}", String::from_utf8_lossy(&output.stderr));
-        told
-    }
-
-    /// Makes an earlier version of the chart, and returns the folder in which it is `charts/rouse`.
-    pub(super) fn earlier_chart(&self) -> PathBuf {
-        let folder = self.scratch.path().join("earlier");
-        earlier::write_chart(&folder);
-        folder
+    /// Sets the values of the next installation or upgrade, beside those that this machine needs.
+    pub(super) fn set_values(&self, values: Value) {
+        self.shell.set_values(values, self.api_server);
     }
 
     /// Waits until the only gateway has the Deployment's present template and is ready, and returns its Pod.
@@ -131,7 +95,7 @@ impl HelmRelease {
         };
         let deployments = Api::<Deployment>::namespaced(self.client.clone(), NAMESPACE);
         wait::until(&deployments, GATEWAY, "the only gateway", rolled_out).await.unwrap();
-        let gateways = self.pods(&format!("app.kubernetes.io/name={GATEWAY}")).await;
+        let gateways = self.pods_in(NAMESPACE, &format!("app.kubernetes.io/name={GATEWAY}")).await;
         // A gateway that ends is of no Deployment any more.
         let mut present = gateways.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
         let gateway = present.next().expect("a gateway");
@@ -139,23 +103,12 @@ impl HelmRelease {
         gateway
     }
 
-    /// Creates the pool of the notes and a model, and waits until a gateway has accepted the model.
-    pub(super) async fn serve_model(&self) {
-        let pool = json!({"nodeSelector": {"inference-pool": POOL}});
-        // Slow enough for a stream that lasts longer than an upgrade.
-        let model = engine_sim_spec(MODEL, POOL, "--itl 50ms");
-        for (kind, name, spec, namespace) in
-            [("AcceleratorPool", POOL, pool, None), ("InferenceModel", MODEL, model, Some(NAMESPACE))]
-        {
-            let object = json!({"apiVersion": "rouse.dev/v1alpha1", "kind": kind,
-                "metadata": {"name": name}, "spec": spec});
-            let parameters = PatchParams::apply(FIELD_MANAGER);
-            apply_object(&self.client, &object, namespace, &parameters).await.unwrap();
-        }
-        let accepted = |model: &Option<InferenceModel>| {
-            model.as_ref().is_some_and(|model| reason(model, "Accepted") == "Accepted")
+    /// Waits until a gateway has accepted the model and no engine of it runs.
+    pub(super) async fn until_idle(&self, model: &str) {
+        let is_idle = |model: &Option<InferenceModel>| {
+            model.as_ref().is_some_and(|model| reason(model, "Ready") == "ScaledToZero")
         };
-        wait::until(&self.models(), MODEL, "accepted", accepted).await.unwrap();
+        wait::until(&self.models(), model, "no engine", is_idle).await.unwrap();
     }
 
     /// Sets the field that the earlier definition lacks, and returns whether the API server keeps it.
@@ -176,7 +129,7 @@ impl HelmRelease {
     }
 
     fn models(&self) -> Api<InferenceModel> {
-        Api::namespaced(self.client.clone(), NAMESPACE)
+        Api::namespaced(self.client.clone(), CHAT)
     }
 
     /// The Pod of the model's only engine.
@@ -186,8 +139,13 @@ impl HelmRelease {
         engines.remove(0)
     }
 
-    async fn pods(&self, labels: &str) -> Vec<Pod> {
-        let pods = Api::<Pod>::namespaced(self.client.clone(), NAMESPACE);
+    /// The Pods with these labels in the namespace of models.
+    pub(super) async fn pods(&self, labels: &str) -> Vec<Pod> {
+        self.pods_in(CHAT, labels).await
+    }
+
+    async fn pods_in(&self, namespace: &str, labels: &str) -> Vec<Pod> {
+        let pods = Api::<Pod>::namespaced(self.client.clone(), namespace);
         pods.list(&ListParams::default().labels(labels)).await.unwrap().items
     }
 }

@@ -15,8 +15,8 @@ use tokio::sync::{Mutex, MutexGuard, OnceCell};
 use super::{agent::NodeAgentProcess, device::SharedDevice};
 use crate::{
     installation::merge,
+    rendered::ChartPart,
     shared_node::{NodeInstallation, archives, start_node},
-    site::{resource_attributes, until_allowed},
     support::{FIELD_MANAGER, define_kinds},
 };
 
@@ -57,9 +57,7 @@ impl SlotsNode {
             None => (env!("CARGO_BIN_EXE_rouse-gateway").into(), archives()),
         };
         let world = Box::pin(start_node(cluster, "slots", 0, program, &stub_archives)).await;
-        world.site.install("slots.yaml", None).await;
-        let client = world.site.client().await;
-        until_allowed(&client, resource_attributes("rouse.dev", "deviceinstances", "delete", "")).await;
+        world.site.turn_on(ChartPart::Slots).await;
         let agent = NodeAgentProcess::new(&world, ACCELERATORS).await;
         let name = world.name().to_owned();
         let pool = json!({

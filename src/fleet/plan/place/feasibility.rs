@@ -202,7 +202,15 @@ impl Planner {
                 "the model needs {needed} of one node of {pool}, and no node has more than {most}"
             );
         }
-        let counts = match most_on_a_node(&|account| account.could_hold(need)) {
+        let fit = most_on_a_node(&|account| account.could_hold(need));
+        if most_on_a_node(&|account| account.capacity >= need.bytes) >= count {
+            let fit = if fit == 0 { "any".to_owned() } else { format!("more than {fit}") };
+            return format!(
+                "the model needs a slot on {needed} of one node of {pool}, and no node has slots on {fit}: the pool's \
+                 resource must name the DeviceConfiguration that offers the accelerators"
+            );
+        }
+        let counts = match fit {
             0 => String::new(),
             fit => format!(" (required: {count}, large enough on one node: {fit})"),
         };

@@ -175,12 +175,16 @@ impl AcceleratorAccounts {
 
     /// Whether the indexes equal newly built ones.
     pub(in crate::fleet) fn has_consistent_indexes(&self) -> bool {
-        let anew = Self::from(AccountMap::from(self.clone()));
+        let anew = Self::from(self.to_map());
         self.by_free == anew.by_free
             && self.by_pool == anew.by_pool
             && self.by_engine == anew.by_engine
             && self.awaiting_reading == anew.awaiting_reading
             && self.largest_capacity == anew.largest_capacity
+    }
+
+    fn to_map(&self) -> AccountMap {
+        self.all.iter().map(|(id, account)| (id.clone(), Arc::clone(account))).collect()
     }
 
     /// Returns the accounts since the last call whose change may make any of their engines due.
@@ -272,6 +276,6 @@ impl From<AccountMap> for AcceleratorAccounts {
 
 impl From<AcceleratorAccounts> for AccountMap {
     fn from(accounts: AcceleratorAccounts) -> Self {
-        accounts.all.iter().map(|(id, account)| (id.clone(), Arc::clone(account))).collect()
+        accounts.to_map()
     }
 }

@@ -23,7 +23,8 @@ const AWAY: Duration = Duration::from_secs(65);
 const SAMPLED: Duration = Duration::from_secs(20);
 /// Models with requests at one gateway each. The reports of the other gateways show them unused.
 const LONE: [&str; 3] = ["lone-0", "lone-1", "lone-2"];
-const COOLDOWN: &str = "6s";
+/// Longer than a pause of the load on a busy machine.
+const COOLDOWN: &str = "10s";
 /// Several cooldowns, and longer than a new leader waits for the other gateways' reports.
 const SEEN: Duration = Duration::from_secs(30);
 
