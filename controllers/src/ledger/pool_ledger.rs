@@ -212,7 +212,9 @@ impl PoolLedger {
         let parameters = PostParams::default();
         let write = self.pools.replace_status(pool, &parameters, object);
         match time::timeout(CALL_TIMEOUT, write).await.map_err(|_| Error::Timeout)? {
-            Ok(now) => {
+            Ok(mut now) => {
+                // They are larger than the rest. The API server keeps those it has where a write has none.
+                now.metadata.managed_fields = None;
                 self.written.lock().unwrap_or_else(PoisonError::into_inner).insert(pool.to_owned(), now);
                 Ok(true)
             }
