@@ -82,7 +82,7 @@ impl PoolLedger {
     ) -> Result<BTreeMap<String, Ledger>, Error<Infallible>> {
         let mut ledgers = BTreeMap::new();
         for pool in pools {
-            match self.write(pool, |status| Ok(status.ledger.clone())).await {
+            match self.write(pool, false, |status| Ok(status.ledger.clone())).await {
                 Ok(ledger) => drop(ledgers.insert(pool.clone(), ledger)),
                 Err(Error::NoPool(_)) => {}
                 Err(error) => return Err(error),
@@ -128,7 +128,7 @@ impl PoolLedger {
             let may_grant = total(status);
             change(&mut status.ledger, may_grant)
         };
-        self.write(pool, change).await
+        self.write(pool, true, change).await
     }
 
     /// Updates the rest of the pool's status: all but ledger, sums and stamp. `desired` gets the stored status.
@@ -145,12 +145,14 @@ impl PoolLedger {
             *status = AcceleratorPoolStatus { epoch, ledger, ..desired(status) };
             Ok(())
         };
-        self.write(pool, change).await
+        self.write(pool, false, change).await
     }
 
+    /// `keeps`: the next write begins with what this one returns. Only of ledgers in use, to keep few objects.
     async fn write<T, E>(
         &self,
         pool: &str,
+        keeps: bool,
         mut change: impl FnMut(&mut AcceleratorPoolStatus) -> Result<T, E>,
     ) -> Result<T, Error<E>> {
         // One epoch for all tries: a decision of one tenure must not be written in the next.
@@ -184,7 +186,7 @@ impl PoolLedger {
                 return Ok(outcome);
             }
             object.status = Some(status);
-            if self.replace(pool, &object).await? {
+            if self.replace(pool, &object, keeps).await? {
                 return Ok(outcome);
             }
         }
@@ -207,11 +209,12 @@ impl PoolLedger {
     }
 
     /// Returns `false` if another writer was first.
-    async fn replace<E>(&self, pool: &str, object: &AcceleratorPool) -> Result<bool, Error<E>> {
+    async fn replace<E>(&self, pool: &str, object: &AcceleratorPool, keeps: bool) -> Result<bool, Error<E>> {
         failpoint::hit();
         let parameters = PostParams::default();
         let write = self.pools.replace_status(pool, &parameters, object);
         match time::timeout(CALL_TIMEOUT, write).await.map_err(|_| Error::Timeout)? {
+            Ok(_) if !keeps => Ok(true),
             Ok(mut now) => {
                 // They are larger than the rest. The API server keeps those it has where a write has none.
                 now.metadata.managed_fields = None;
