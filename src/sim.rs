@@ -14,6 +14,7 @@
 //! The world is pure like the decisions it drives. All randomness comes from one seed, which therefore reproduces a
 //! failure.
 
+mod actions;
 mod check;
 mod client;
 mod demand;
@@ -25,6 +26,7 @@ mod key_usage;
 mod machine;
 mod process;
 mod random;
+mod restart;
 mod simulated_model;
 mod tally;
 mod world;

@@ -9,6 +9,8 @@ mod initial_lists;
 mod list_reader;
 mod outage;
 #[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
 mod tests;
 
 use std::{

@@ -102,14 +102,14 @@ mod tests {
 
     use super::*;
 
-    /// Has an empty fleet, and keeps the events that it is sent.
+    /// Has an empty fleet, and records the events that it is sent.
     #[derive(Clone)]
-    struct KeepingDriver {
+    struct RecordingDriver {
         ended: bool,
         events: Arc<Mutex<Vec<Event>>>,
     }
 
-    impl DriverClient for KeepingDriver {
+    impl DriverClient for RecordingDriver {
         fn send_event(&self, event: Event) {
             self.events.lock().unwrap().push(event);
         }
@@ -133,7 +133,7 @@ mod tests {
     #[tokio::test]
     async fn a_shared_driver_passes_on_every_call_and_returns_every_answer() {
         let events = Arc::default();
-        let shared = SharedDriver::new(KeepingDriver { ended: false, events: Arc::clone(&events) });
+        let shared = SharedDriver::new(RecordingDriver { ended: false, events: Arc::clone(&events) });
         shared.clone().send_event(Event::AdoptionDone);
         assert_eq!(*events.lock().unwrap(), [Event::AdoptionDone]);
         assert!(shared.clock().now() >= Tick(7));
@@ -146,7 +146,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_driver_that_has_ended_reads_nothing() {
-        let shared = SharedDriver::new(KeepingDriver { ended: true, events: Arc::default() });
+        let shared = SharedDriver::new(RecordingDriver { ended: true, events: Arc::default() });
         assert_eq!(shared.read_fleet(|_, _| 1).await, None);
     }
 }

@@ -19,13 +19,19 @@ fn count(world: &PoolHarness, which: fn(&Command) -> bool) -> usize {
     world.ordered.iter().filter(|command| which(command)).count()
 }
 
-#[test]
-fn two_models_that_do_not_fit_beside_each_other_take_turns_without_a_launch() {
+/// An accelerator with two slots, and two models that do not fit there at once.
+fn two_large_models() -> PoolHarness {
     let mut world = PoolHarness::new(
         slot_pool(&[("a", 1)], 24, 2),
         vec![on_slots("first", 1, 20), on_slots("second", 1, 20)],
     );
     world.configure(with_instant_turns);
+    world
+}
+
+#[test]
+fn two_models_that_do_not_fit_beside_each_other_take_turns_without_a_launch() {
+    let mut world = two_large_models();
     for turn in 0..6 {
         let name = ["first", "second"][turn % 2];
         let asked = world.ask(name);
@@ -52,11 +58,7 @@ fn take_turns(world: &mut PoolHarness, names: &[&str]) {
 /// Otherwise the decisions would wake an engine for which pairing sees no room, and pairing would wait for ever.
 #[test]
 fn what_a_sleeper_was_measured_to_keep_counts_in_place_of_what_was_declared() {
-    let mut world = PoolHarness::new(
-        slot_pool(&[("a", 1)], 24, 2),
-        vec![on_slots("first", 1, 20), on_slots("second", 1, 20)],
-    );
-    world.configure(with_instant_turns);
+    let mut world = two_large_models();
     world.residues.insert(engine("first"), Bytes::gib(3));
     take_turns(&mut world, &["first", "second"]);
     assert_eq!(usage(&world), [(23, 2)]);
@@ -73,11 +75,7 @@ fn what_a_sleeper_was_measured_to_keep_counts_in_place_of_what_was_declared() {
 /// In mode deployment the stub reads the whole accelerator, and not one engine.
 #[test]
 fn what_is_in_use_beside_other_engines_counts_as_what_a_sleeper_keeps() {
-    let mut world = PoolHarness::new(
-        slot_pool(&[("a", 1)], 24, 2),
-        vec![on_slots("first", 1, 20), on_slots("second", 1, 20)],
-    );
-    world.configure(with_instant_turns);
+    let mut world = two_large_models();
     world.used_after_sleep = [(engine("first"), Bytes::gib(3)), (engine("second"), Bytes::gib(5))].into();
     take_turns(&mut world, &["first", "second"]);
     assert_eq!(usage(&world), [(23, 2)], "the first one was alone there");
@@ -94,11 +92,7 @@ fn what_is_in_use_beside_other_engines_counts_as_what_a_sleeper_keeps() {
 
 #[test]
 fn a_model_that_was_measured_to_keep_everything_asleep_sleeps_again_after_its_next_start() {
-    let mut world = PoolHarness::new(
-        slot_pool(&[("a", 1)], 24, 2),
-        vec![on_slots("first", 1, 20), on_slots("second", 1, 20)],
-    );
-    world.configure(with_instant_turns);
+    let mut world = two_large_models();
     world.residues.insert(engine("first"), Bytes::gib(20));
     take_turns(&mut world, &["first", "second"]);
     assert_eq!(world.state(&engine("first")), "Cold", "it left no room for the other one");

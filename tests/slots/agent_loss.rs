@@ -26,6 +26,14 @@ fn two_cameras() -> LeaderHarness {
     leader
 }
 
+/// The kubelet of node a offers nothing any more, and no Pod there requests a slot.
+fn without_agent() -> LeaderHarness {
+    let mut leader = two_cameras();
+    leader.set_offered("a", &[]);
+    leader.set_requested("a", &[]);
+    leader
+}
+
 /// The instance and the node of each command. There must be no others.
 fn freed(commands: &[SlotsCommand]) -> Vec<(&str, &str)> {
     let freed = commands.iter().map(|command| match command {
@@ -39,9 +47,7 @@ fn freed(commands: &[SlotsCommand]) -> Vec<(&str, &str)> {
 
 #[test]
 fn a_ready_node_without_an_agent_loses_its_slots_after_five_minutes_if_no_pod_may_have_one() {
-    let mut leader = two_cameras();
-    leader.set_offered("a", &[]);
-    leader.set_requested("a", &[]);
+    let mut leader = without_agent();
     assert_eq!(leader.pass(Millis::secs(299)), []);
     assert_eq!(freed(&leader.pass(Millis::secs(1))), [("cam-1", "a"), ("cam-2", "a")]);
     assert_eq!(usages(leader.usage("cam-1")), ["", "b", ""]);
@@ -106,9 +112,7 @@ fn a_new_agent_is_seen_before_its_kubelet_offers_anything() {
 
 #[test]
 fn the_next_leader_waits_as_long_again() {
-    let mut leader = two_cameras();
-    leader.set_offered("a", &[]);
-    leader.set_requested("a", &[]);
+    let mut leader = without_agent();
     assert_eq!(leader.pass(Millis::secs(200)), []);
     leader.change_leader();
     leader.set_requested("a", &[]);
@@ -118,9 +122,7 @@ fn the_next_leader_waits_as_long_again() {
 
 #[test]
 fn a_node_without_an_agent_that_is_not_ready_either_counts_as_one_that_is_not_ready() {
-    let mut leader = two_cameras();
-    leader.set_offered("a", &[]);
-    leader.set_requested("a", &[]);
+    let mut leader = without_agent();
     leader.pass(Millis::secs(200));
     leader.set_node("a", Some(false));
     leader.set_requested("a", &["rouse.dev/cam-9"]);

@@ -1,6 +1,7 @@
 use k8s_openapi::api::core::v1::Pod;
 
 use super::*;
+use crate::watch::testing::names;
 
 fn pod(name: &str, labels: &[&str]) -> WatchedObject<Pod> {
     let mut pod = Pod::default();
@@ -8,14 +9,6 @@ fn pod(name: &str, labels: &[&str]) -> WatchedObject<Pod> {
     let labels = labels.iter().map(|label| ((*label).to_owned(), String::new()));
     pod.metadata.labels = Some(labels.collect());
     pod.into()
-}
-
-fn names(delta: &Delta<Pod>) -> Vec<String> {
-    match delta {
-        Delta::All { objects, .. } => objects.iter().map(|found| found.name().name).collect(),
-        Delta::Applied(found) => vec![found.name().name],
-        Delta::Deleted(name) => vec![format!("-{}", name.name)],
-    }
 }
 
 #[tokio::test]

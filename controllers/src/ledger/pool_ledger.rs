@@ -7,7 +7,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     convert::Infallible,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -37,8 +37,8 @@ const MAX_TRIES: u32 = 16;
 pub struct PoolLedger {
     pools: Api<AcceleratorPool>,
     leadership: watch::Receiver<Option<Leadership>>,
-    /// The object that the last write to each pool returned. A write takes it, so that a write without an answer leaves
-    /// none.
+    /// The object that the last write returned, of each pool that [`Self::change`] wrote last: ledgers in use are few.
+    /// Every write takes it, so that a write without an answer leaves none.
     written: Arc<Mutex<BTreeMap<String, AcceleratorPool>>>,
 }
 
@@ -82,8 +82,8 @@ impl PoolLedger {
     ) -> Result<BTreeMap<String, Ledger>, Error<Infallible>> {
         let mut ledgers = BTreeMap::new();
         for pool in pools {
-            match self.write(pool, false, |status| Ok(status.ledger.clone())).await {
-                Ok(ledger) => drop(ledgers.insert(pool.clone(), ledger)),
+            match self.write(pool, |status| Ok(status.ledger.clone())).await {
+                Ok((ledger, _)) => drop(ledgers.insert(pool.clone(), ledger)),
                 Err(Error::NoPool(_)) => {}
                 Err(error) => return Err(error),
             }
@@ -128,7 +128,13 @@ impl PoolLedger {
             let may_grant = total(status);
             change(&mut status.ledger, may_grant)
         };
-        self.write(pool, true, change).await
+        let (outcome, written) = self.write(pool, change).await?;
+        if let Some(mut object) = written {
+            // Managed fields are larger than the rest. The API server keeps its own where a write has none.
+            object.metadata.managed_fields = None;
+            self.lock_written().insert(pool.to_owned(), object);
+        }
+        Ok(outcome)
     }
 
     /// Updates the rest of the pool's status: all but ledger, sums and stamp. `desired` gets the stored status.
@@ -145,19 +151,18 @@ impl PoolLedger {
             *status = AcceleratorPoolStatus { epoch, ledger, ..desired(status) };
             Ok(())
         };
-        self.write(pool, false, change).await
+        self.write(pool, change).await.map(drop)
     }
 
-    /// `keeps`: the next write begins with what this one returns. Only of ledgers in use, to keep few objects.
+    /// Returns the outcome of `change`, and the object as written; `None` if nothing changed.
     async fn write<T, E>(
         &self,
         pool: &str,
-        keeps: bool,
         mut change: impl FnMut(&mut AcceleratorPoolStatus) -> Result<T, E>,
-    ) -> Result<T, Error<E>> {
+    ) -> Result<(T, Option<AcceleratorPool>), Error<E>> {
         // One epoch for all tries: a decision of one tenure must not be written in the next.
         let epoch = self.leading_epoch().ok_or(Error::NotLeading)?;
-        let mut written = self.take_written(pool);
+        let mut written = self.lock_written().remove(pool);
         for _ in 0..MAX_TRIES {
             let is_read = written.is_none();
             let mut object = match written.take() {
@@ -183,18 +188,18 @@ impl PoolLedger {
             }
             let outcome = outcome.map_err(Error::Refused)?;
             if status == before {
-                return Ok(outcome);
+                return Ok((outcome, None));
             }
             object.status = Some(status);
-            if self.replace(pool, &object, keeps).await? {
-                return Ok(outcome);
+            if let Some(object) = self.replace(pool, &object).await? {
+                return Ok((outcome, Some(object)));
             }
         }
         Err(Error::Contended)
     }
 
-    fn take_written(&self, pool: &str) -> Option<AcceleratorPool> {
-        self.written.lock().unwrap_or_else(PoisonError::into_inner).remove(pool)
+    fn lock_written(&self) -> MutexGuard<'_, BTreeMap<String, AcceleratorPool>> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the epoch in which this gateway leads now.
@@ -208,20 +213,18 @@ impl PoolLedger {
         found.map_err(|error| Error::Api(Box::new(error)))?.ok_or_else(|| Error::NoPool(pool.to_owned()))
     }
 
-    /// Returns `false` if another writer was first.
-    async fn replace<E>(&self, pool: &str, object: &AcceleratorPool, keeps: bool) -> Result<bool, Error<E>> {
+    /// Returns the object as written; `None` if another writer was first.
+    async fn replace<E>(
+        &self,
+        pool: &str,
+        object: &AcceleratorPool,
+    ) -> Result<Option<AcceleratorPool>, Error<E>> {
         failpoint::hit();
         let parameters = PostParams::default();
         let write = self.pools.replace_status(pool, &parameters, object);
         match time::timeout(CALL_TIMEOUT, write).await.map_err(|_| Error::Timeout)? {
-            Ok(_) if !keeps => Ok(true),
-            Ok(mut now) => {
-                // They are larger than the rest. The API server keeps those it has where a write has none.
-                now.metadata.managed_fields = None;
-                self.written.lock().unwrap_or_else(PoisonError::into_inner).insert(pool.to_owned(), now);
-                Ok(true)
-            }
-            Err(kube::Error::Api(status)) if status.is_conflict() => Ok(false),
+            Ok(written) => Ok(Some(written)),
+            Err(kube::Error::Api(status)) if status.is_conflict() => Ok(None),
             Err(kube::Error::Api(status)) if status.is_not_found() => Err(Error::NoPool(pool.to_owned())),
             Err(error) => Err(Error::Api(Box::new(error))),
         }

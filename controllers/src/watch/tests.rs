@@ -1,7 +1,7 @@
 use futures_util::stream;
 use k8s_openapi::api::core::v1::ConfigMap;
 
-use super::*;
+use super::{testing::names, *};
 
 fn guarded(name: &str) -> Guarded<ConfigMap> {
     serde_json::from_str(&format!(r#"{{"metadata":{{"name":"{name}"}}}}"#)).unwrap()
@@ -9,14 +9,6 @@ fn guarded(name: &str) -> Guarded<ConfigMap> {
 
 fn listed(name: &str, count: u16) -> Vec<watcher::Result<Event<Guarded<ConfigMap>>>> {
     (0..count).map(|n| Ok(Event::InitApply(guarded(&format!("{name}-{n}"))))).collect()
-}
-
-fn names(delta: &Delta<ConfigMap>) -> Vec<String> {
-    match delta {
-        Delta::All { objects, .. } => objects.iter().map(|found| found.name().name).collect(),
-        Delta::Applied(found) => vec![found.name().name],
-        Delta::Deleted(name) => vec![format!("-{}", name.name)],
-    }
 }
 
 #[tokio::test]

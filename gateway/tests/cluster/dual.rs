@@ -74,27 +74,26 @@ const SMALL: TestedMemory =
     TestedMemory { accelerator_mib: 1536, awake: "1Gi", asleep: "64Mi", host: "512Mi", sleepers: "256Mi" };
 
 impl DualPodsFixture {
-    pub(crate) async fn new(name: &str, gpus: u32, sleeping: &str, dual: &str) -> Self {
-        Self::with(TestPrograms::from_cargo(), name, gpus, sleeping, dual, &[]).await
+    pub(crate) async fn new(name: &str, gpus: u32, sleepers: &'static str, dual: &str) -> Self {
+        Self::sized(TestedMemory { sleepers, ..LARGE }, name, gpus, dual).await
     }
 
     /// A fixture whose accelerators and engines have this memory.
     async fn sized(memory: TestedMemory, name: &str, gpus: u32, dual: &str) -> Self {
-        let (programs, sleeping) = (TestPrograms::from_cargo(), memory.sleepers);
-        Box::pin(Self::of_memory(memory, programs, name, gpus, sleeping, dual, &[])).await
+        Box::pin(Self::with(TestPrograms::from_cargo(), memory, name, gpus, dual, &[])).await
     }
 
     /// A fixture with these programs as gateway, stubs and engines.
-    pub(crate) async fn of(programs: TestPrograms, name: &str, gpus: u32, sleeping: &str) -> Self {
-        Self::with(programs, name, gpus, sleeping, "", &[]).await
+    pub(crate) async fn of(programs: TestPrograms, name: &str, gpus: u32, sleepers: &'static str) -> Self {
+        Box::pin(Self::with(programs, TestedMemory { sleepers, ..LARGE }, name, gpus, "", &[])).await
     }
 
     /// A fixture whose gateway dies before its write or order of this number. A second gateway takes over, and may die
     /// as well.
     async fn dying(name: &str, point: u32, second: Option<u32>, home: all_modes::TestedProviderKind) -> Self {
         let before = |point: u32| ("ROUSE_TEST_ABORT_BEFORE_WRITE", point.to_string());
-        let mut duo =
-            Self::with(TestPrograms::from_cargo(), name, 1, "8Gi", home.mode(), &[before(point)]).await;
+        let (programs, env) = (TestPrograms::from_cargo(), [before(point)]);
+        let mut duo = Box::pin(Self::with(programs, LARGE, name, 1, home.mode(), &env)).await;
         let env: Vec<_> = second.map(before).into_iter().collect();
         duo.second = Some(duo.world.gateway_in("gateway-1", &duo.more, &env));
         duo
@@ -102,21 +101,9 @@ impl DualPodsFixture {
 
     async fn with(
         programs: TestPrograms,
-        name: &str,
-        gpus: u32,
-        sleeping: &str,
-        dual: &str,
-        env: &[(&str, String)],
-    ) -> Self {
-        Box::pin(Self::of_memory(LARGE, programs, name, gpus, sleeping, dual, env)).await
-    }
-
-    async fn of_memory(
         memory: TestedMemory,
-        programs: TestPrograms,
         name: &str,
         gpus: u32,
-        sleeping: &str,
         dual: &str,
         env: &[(&str, String)],
     ) -> Self {
@@ -125,8 +112,8 @@ impl DualPodsFixture {
         let mib = memory.accelerator_mib.to_string();
         let first = |own: &str| node(own, "a", gpus).label("nvidia.com/gpu.memory", &mib);
         let world = Installation::with_programs(programs, site, "1Ti", first).await;
-        let pool = json!({"nodeSelector": {"inference-pool": namespace}, "sleepingMemory": sleeping, "hostSleepMemory": "256Gi",
-            "meterLag": "1s"});
+        let pool = json!({"nodeSelector": {"inference-pool": namespace}, "sleepingMemory": memory.sleepers,
+            "hostSleepMemory": "256Gi", "meterLag": "1s"});
         world.pool(&namespace, pool).await;
         let more = format!(", dualPods: {{meterLag: 1s{dual}}}");
         let gateway = world.gateway_in("gateway-0", &more, env);

@@ -1,7 +1,7 @@
 //! The chart's NetworkPolicies, as helm renders them: they allow each connection that Rouse makes, and refuse others.
 //!
-//! Nothing in the test cluster enforces policies, so this evaluates them as the API's reference describes it. Probes and
-//! `kubectl port-forward` are left out: they come from a Pod's own node, and no policy refuses them.
+//! Nothing in the test cluster enforces policies, so this evaluates them as the API's reference describes it. Probes
+//! and `kubectl port-forward` are left out: they come from a Pod's own node, and no policy refuses them.
 
 use std::collections::BTreeMap;
 

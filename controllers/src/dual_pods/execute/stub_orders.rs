@@ -69,7 +69,11 @@ impl Executor {
         deadline: Tick,
     ) -> ExecutionOutcome {
         let stub = stub(context, context.requester()?, generation)?;
-        tokio::try_join!(stub.set_ready(false), stub.close_and_drain(deadline.since(self.now())))?;
+        // Both to their end: an order about the readiness has no number, and one that was dropped may still arrive.
+        let (unready, closed) =
+            tokio::join!(stub.set_ready(false), stub.close_and_drain(deadline.since(self.now())));
+        unready?;
+        closed?;
         Ok(CommandReply::Done)
     }
 
