@@ -8,8 +8,8 @@ use rouse::{
 };
 
 use crate::harness::{
-    awake, launched, memory, request, simulated, until, variant_engine, variants, with_accelerators,
-    with_variants,
+    awake, launched, memory, model, request, scaled, simulated, until, variant_engine, variants,
+    with_accelerators, with_variants,
 };
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! * `yaml`: a configuration; it must be valid.
 //! * `yaml object`: an object of one of our kinds. `crds.rs` checks its schema, and the cluster's tests apply it.
-//! * `sh kubectl`: the cluster's tests run it, as kubectl would, against a real API server.
+//! * `sh kubectl`: the cluster's tests run it, as kubectl would, against a real API server. The node's tests run what
+//!   installs (the first of `kubernetes.md`) with kubectl itself.
 //! * `yaml values`: values of the chart; the cluster's tests have helm render it with them.
 //! * `json`: must be JSON.
 //! * `sh run`: this test runs it, block by block and page by page, against a gateway whose models have the names that
@@ -12,8 +13,8 @@
 //! * `sh launcher`: the stub's tests run it against a launcher.
 //! * `sh node`: the node's tests run it on a node with containerd.
 //! * `sh images`: they run it there, too, with images that are built already.
-//! * `sh helm`: they run those of `install.md` and of the quickstarts for clusters, and the first of `upgrading.md`,
-//!   with helm and kubectl.
+//! * `sh helm`: they run those of `install.md`, of `upgrading.md` and of the quickstarts for clusters, with helm and
+//!   kubectl.
 //! * `mermaid states`: must be the states of the code.
 //! * `sh`, `mermaid` and `text`: only people read them.
 

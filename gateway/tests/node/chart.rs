@@ -1,8 +1,10 @@
 //! The chart on a node, as the pages say: installed by the quickstart for a cluster, upgraded from an earlier version,
 //! removed, installed again, and upgraded to dual pods by their quickstart. One node and one release serve all of it.
+//! What a release takes over needs no node (`manifests`).
 
 mod earlier;
 mod leftovers;
+mod manifests;
 mod quickstarts;
 mod release;
 mod shell;

@@ -18,11 +18,10 @@ const RELEASE: &str = "app.kubernetes.io/instance";
 /// The group of our kinds.
 const GROUP: &str = "rouse.dev";
 
-/// Returns the kinds and names of the objects with the release's label, and of all objects in its namespace; without
-/// those that an uninstallation leaves, and those that Kubernetes makes in any namespace.
-pub(super) async fn of_release(client: &Client) -> BTreeSet<String> {
+/// Returns all objects of the cluster, with their kinds.
+pub(super) async fn all_objects(client: &Client) -> Vec<(ApiResource, DynamicObject)> {
     let discovered = Box::pin(Discovery::new(client.clone()).run()).await.unwrap();
-    let mut found = BTreeSet::new();
+    let mut found = Vec::new();
     for (resource, capabilities) in discovered.groups().flat_map(ApiGroup::recommended_resources) {
         if !capabilities.supports_operation(verbs::LIST) {
             continue;
@@ -30,15 +29,22 @@ pub(super) async fn of_release(client: &Client) -> BTreeSet<String> {
         let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
         let objects = api.list(&ListParams::default()).await;
         let objects = objects.unwrap_or_else(|error| panic!("{}: {error}", resource.kind));
-        let of_release = objects.items.into_iter().filter(|object| {
-            let is_labelled = object.labels().get(RELEASE).is_some_and(|name| name == "rouse");
-            (is_labelled || object.namespace().as_deref() == Some(NAMESPACE))
-                && !is_left(&resource, object)
-                && !is_of_any_namespace(&resource, object)
-        });
-        found.extend(of_release.map(|object| format!("{} {}", resource.kind, object.name_any())));
+        found.extend(objects.items.into_iter().map(|object| (resource.clone(), object)));
     }
     found
+}
+
+/// Returns the kinds and names of the objects with the release's label, and of all objects in its namespace; without
+/// those that an uninstallation leaves, and those that Kubernetes makes in any namespace.
+pub(super) async fn of_release(client: &Client) -> BTreeSet<String> {
+    let objects = all_objects(client).await.into_iter();
+    let of_release = objects.filter(|(resource, object)| {
+        let is_labelled = object.labels().get(RELEASE).is_some_and(|name| name == "rouse");
+        (is_labelled || object.namespace().as_deref() == Some(NAMESPACE))
+            && !is_left(resource, object)
+            && !is_of_any_namespace(resource, object)
+    });
+    of_release.map(|(resource, object)| format!("{} {}", resource.kind, object.name_any())).collect()
 }
 
 /// Waits until nothing is there any more: Pods and what belongs to a Service go in their own time.

@@ -27,7 +27,7 @@ use crate::{
 /// The pages' namespace of gateways.
 pub(super) const NAMESPACE: &str = "rouse";
 /// The pages' namespace of models.
-const CHAT: &str = "chat";
+pub(super) const CHAT: &str = "chat";
 /// The models of the quickstarts, in the order in which the pages request them. The last one is awake at a page's end.
 pub(super) const MODELS: [&str; 2] = ["qwen3-8b", "granite-8b"];
 /// The model that serves while the release changes.

@@ -1,4 +1,5 @@
-//! The shell of a reader who follows the pages: a clone of the repository as working folder, helm, and kubectl.
+//! The shell of a reader who follows the pages: a clone of the repository as working folder, helm, kubectl, and the
+//! gateway's program.
 
 use std::{
     fs,
@@ -52,6 +53,7 @@ impl PageShell {
         fs::write(programs.join("helm"), HELM).unwrap();
         fs::set_permissions(programs.join("helm"), fs::Permissions::from_mode(0o755)).unwrap();
         symlink(rouse_cluster::kubectl().unwrap(), programs.join("kubectl")).unwrap();
+        symlink(env!("CARGO_BIN_EXE_rouse-gateway"), programs.join("rouse-gateway")).unwrap();
         shell
     }
 
