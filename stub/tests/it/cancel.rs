@@ -101,7 +101,9 @@ fn it_leaves_in_the_midst_of_its_body() {
             assert_eq!(stub.leases(), 1);
             let disconnected_at = Instant::now();
             drop(open);
-            closed_rx.recv_timeout(PATIENCE).expect("the engine hears of it") - disconnected_at
+            let closed = closed_rx.recv_timeout(PATIENCE).expect("the engine hears of it");
+            until("its lease is given back", || stub.leases() == 0);
+            closed - disconnected_at
         });
         assert!(delay < AT_ONCE, "{delay:?} after the client left");
     }
