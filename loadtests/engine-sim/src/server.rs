@@ -69,7 +69,11 @@ async fn serve_one(
         return Ok(wire.keeps_alive());
     }
     conn.counts_bytes = true;
-    engine.counters.bytes_in.fetch_add(head.bytes as u64, Relaxed);
+    // A gateway or a stub reads the metrics whenever it wants the load. What clients cause is counted without that.
+    let counts = head.path != "/metrics";
+    if counts {
+        engine.counters.bytes_in.fetch_add(head.bytes as u64, Relaxed);
+    }
     let mut wire = ResponseEncoding::with_faults(head, &engine.faults);
     if engine.faults.is_on(SimFault::EarlyResponse)
         && head.has_body()
@@ -81,7 +85,9 @@ async fn serve_one(
         return Ok(false);
     }
     let body = conn.body(head).await?;
-    engine.counters.bytes_in.fetch_add(body.len() as u64, Relaxed);
+    if counts {
+        engine.counters.bytes_in.fetch_add(body.len() as u64, Relaxed);
+    }
     select! {
         broken = conn.client_left() => return Err(broken),
         () = engine.faults.wait_until_cleared(&[SimFault::Hang]) => {}

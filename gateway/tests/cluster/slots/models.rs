@@ -64,7 +64,6 @@ impl SlotModelsFixture {
         fs::write(node.file("gpus"), format!("{accelerator} 81Gi\n")).unwrap();
         let list = node.file("gpus").display().to_string();
         node.start_with(&["--accelerators-file", &list], &[]);
-        // Before that, a request for a model of this pool is refused: no node of it lists an accelerator.
         node.until_all(&slots.device("gpu", &accelerator, Some(&node.name)), true).await;
         Self { slots, node, accelerator }
     }
@@ -120,6 +119,22 @@ async fn ask_in_turns(gateway: &ClusterGateway, rounds: usize) {
     }
 }
 
+/// Waits until the gateway has read that the node lists the accelerator. Before that, a request for a model of this pool
+/// is refused: no node of it lists any.
+async fn until_listed(gateway: &ClusterGateway, accelerator: &str) {
+    let metric = format!("rouse_accelerator_memory_bytes{{accelerator=\"{accelerator}\",");
+    let listed = async {
+        while !gateway.metrics().contains(&metric) {
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    assert!(
+        timeout(WAIT_TIMEOUT, listed).await.is_ok(),
+        "{accelerator} is not listed: {}",
+        gateway.metrics()
+    );
+}
+
 /// Waits until the follower counts as much memory of the accelerator as reserved as the leader does.
 async fn until_follower_agrees(leader: &ClusterGateway, follower: &ClusterGateway, accelerator: &str) {
     let metric =
@@ -153,6 +168,7 @@ async fn two_models_take_turns_on_one_accelerator_without_a_new_pod_and_the_next
     for model in MODELS {
         world.until(model, "known to the gateway", known).await;
     }
+    until_listed(&leader, &fixture.accelerator).await;
     ask_in_turns(&leader, 1).await;
     let pods = fixture.pods().await;
     assert_eq!(pods.len(), 4, "a requester and an engine for each model");
