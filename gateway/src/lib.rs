@@ -17,3 +17,9 @@ pub mod platform;
 pub mod routing;
 pub mod serve;
 pub mod telemetry;
+
+use tikv_jemallocator::Jemalloc;
+
+/// The allocator of the gateway and of the programs that measure it ([ADR 16](../../docs/adr/0016-jemalloc.md)).
+#[global_allocator]
+static ALLOCATOR: Jemalloc = Jemalloc;

@@ -8,8 +8,8 @@
 //! bodies in dribs would keep every other client out. For the same reason the minimum rate grows with the bytes held.
 //! Both counts are atomics that the connection and the key carry, so charging needs no lookup.
 //!
-//! A large body does not stall the core: its memory grows, is parsed and is freed off the core. The core only copies
-//! incoming data, at most [`MAX_BYTES_PER_TURN`] at a time.
+//! A large body does not stall the core: it is parsed and freed off the core. The core only copies incoming data, at most
+//! [`MAX_BYTES_PER_TURN`] at a time.
 //!
 //! The memory of one parked request beside its body, at most and with the default limits: its head (64 KiB, usually
 //! below 2 KiB), hyper's two buffers (16 KiB, grown to 80 KiB by a large body), pipelined data of its client (16 KiB),
@@ -18,7 +18,7 @@
 
 use std::{
     future::poll_fn,
-    io,
+    io, mem,
     pin::{Pin, pin},
     sync::{
         Arc,
@@ -31,9 +31,10 @@ use std::{
 use bytes::Bytes;
 use http_body::Body;
 use http_body_util::BodyExt;
+use memmap2::{MmapMut, MmapOptions};
 use rouse::{
     fault::{DisconnectPhase, Fault},
-    units,
+    units::{self, Bytes as Size},
 };
 use rouse_net::{openai::routing_fields::MAX_ON_CORE_BYTES as LARGE, yield_to_reactor};
 use tokio::{runtime::Handle, time::Instant};
@@ -98,7 +99,7 @@ where
         }
         charge.add(data.len() as u64, limits)?;
         turn += data.len();
-        whole.add(data, declared).await?;
+        whole.add(data, declared, limits.body)?;
         if turn > MAX_BYTES_PER_TURN {
             // Yield even to a fast client, because this core serves many.
             turn = 0;
@@ -112,36 +113,46 @@ where
 enum BodyBuffer {
     Empty,
     Single(Bytes),
-    Joined(DeferredFreeBuf),
+    Small(Vec<u8>),
+    Large(MappedBody),
 }
 
-/// The buffer of a body of several frames. Freeing a large one takes milliseconds and would stall the core's streams,
-/// so it happens on another thread, also when the body is cut, too long or abandoned half way.
-struct DeferredFreeBuf(Vec<u8>);
+/// A body of more than [`LARGE`] bytes, in pages of its own. It never moves as it grows, and its memory follows the bytes
+/// sent, not those allowed. Unmapping many pages takes milliseconds and would stall the core's streams, so it happens on
+/// another thread, also when the body is cut, too long or abandoned half way.
+struct MappedBody {
+    /// `None` only while it is dropped.
+    pages: Option<MmapMut>,
+    length: usize,
+}
 
 impl BodyBuffer {
-    async fn add(&mut self, data: Bytes, declared: Option<u64>) -> Result<(), Fault> {
-        let declared = usize::try_from(declared.unwrap_or(0)).unwrap_or(usize::MAX);
-        let mut many = match std::mem::replace(self, Self::Empty) {
+    /// Adds data. The whole must not become longer than `limit`.
+    fn add(&mut self, data: Bytes, declared: Option<u64>, limit: Size) -> Result<(), Fault> {
+        let mut small = match self {
             Self::Empty => {
                 *self = Self::Single(data);
                 return Ok(());
             }
+            Self::Large(mapped) => return mapped.push(&data),
             Self::Single(first) => {
-                // Trust the declared length up to 1 MiB; beyond that, memory follows the bytes sent.
-                let mut many =
-                    DeferredFreeBuf(Vec::with_capacity(declared.min(LARGE).max(first.len() + data.len())));
-                many.0.extend_from_slice(&first);
-                many
+                // Trust the declared length up to 1 MiB.
+                let declared = usize::try_from(declared.unwrap_or(0)).unwrap_or(usize::MAX);
+                let mut small = Vec::with_capacity(declared.max(first.len() + data.len()).min(LARGE));
+                small.extend_from_slice(first);
+                small
             }
-            Self::Joined(many) => many,
+            Self::Small(small) => mem::take(small),
         };
-        let length = many.0.len();
-        if many.0.capacity() - length < data.len() && length + data.len() > LARGE {
-            many = grow_off_core(many, data.len(), declared).await?;
-        }
-        many.0.extend_from_slice(&data);
-        *self = Self::Joined(many);
+        *self = if small.len() + data.len() > LARGE {
+            let mut mapped = MappedBody::reserve(limit)?;
+            mapped.push(&small)?;
+            mapped.push(&data)?;
+            Self::Large(mapped)
+        } else {
+            small.extend_from_slice(&data);
+            Self::Small(small)
+        };
         Ok(())
     }
 
@@ -149,49 +160,46 @@ impl BodyBuffer {
         match self {
             Self::Empty => Bytes::new(),
             Self::Single(data) => data,
-            Self::Joined(many) if many.is_large() => Bytes::from_owner(many),
-            Self::Joined(mut many) => std::mem::take(&mut many.0).into(),
+            Self::Small(small) => small.into(),
+            Self::Large(mapped) => Bytes::from_owner(mapped),
         }
     }
 }
 
-/// Makes room for `more`, doubling up to the declared length. Runs off this core, since it may copy all received bytes.
-async fn grow_off_core(
-    mut buffer: DeferredFreeBuf,
-    more: usize,
-    declared: usize,
-) -> Result<DeferredFreeBuf, Fault> {
-    let length = buffer.0.len();
-    let left = declared.checked_sub(length).filter(|left| *left > 0).unwrap_or(usize::MAX);
-    let more = length.min(left).max(more);
-    let grow = move || {
-        buffer.0.reserve_exact(more);
-        buffer
-    };
-    tokio::task::spawn_blocking(grow).await.map_err(|_| Fault::Internal)
-}
+impl MappedBody {
+    /// Reserves addresses for a body of this size. They take no memory before bytes are written.
+    fn reserve(limit: Size) -> Result<Self, Fault> {
+        let length = usize::try_from(limit.0).unwrap_or(usize::MAX);
+        match MmapOptions::new().len(length).no_reserve_swap().map_anon() {
+            Ok(pages) => Ok(Self { pages: Some(pages), length: 0 }),
+            Err(error) => {
+                tracing::error!(%limit, %error, "cannot reserve addresses for a request body: check the limit of the address space (ulimit -v) and vm.overcommit_memory");
+                Err(Fault::Internal)
+            }
+        }
+    }
 
-impl DeferredFreeBuf {
-    fn is_large(&self) -> bool {
-        self.0.capacity() > LARGE
+    fn push(&mut self, data: &[u8]) -> Result<(), Fault> {
+        let end = self.length + data.len();
+        let room = self.pages.as_mut().and_then(|pages| pages.get_mut(self.length..end));
+        room.ok_or(Fault::Internal)?.copy_from_slice(data);
+        self.length = end;
+        Ok(())
     }
 }
 
-impl AsRef<[u8]> for DeferredFreeBuf {
+impl AsRef<[u8]> for MappedBody {
     fn as_ref(&self) -> &[u8] {
-        &self.0
+        self.pages.as_deref().and_then(|pages| pages.get(..self.length)).unwrap_or_default()
     }
 }
 
-impl Drop for DeferredFreeBuf {
+impl Drop for MappedBody {
     fn drop(&mut self) {
-        if !self.is_large() {
-            return;
-        }
-        let memory = std::mem::take(&mut self.0);
+        let pages = self.pages.take();
         // Without a runtime there are no streams to stall.
         if let Ok(runtime) = Handle::try_current() {
-            drop(runtime.spawn_blocking(move || drop(memory)));
+            drop(runtime.spawn_blocking(move || drop(pages)));
         }
     }
 }

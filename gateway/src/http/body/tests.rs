@@ -60,14 +60,20 @@ async fn a_body_arrives_whole_whether_its_length_was_declared_or_not() {
 }
 
 #[tokio::test]
-async fn memory_follows_what_is_sent_and_not_what_is_declared() {
-    let first = Bytes::from(vec![0; 64 << 10]);
-    let mut whole = BodyBuffer::Single(first.clone());
-    whole.add(first, Some(1 << 40)).await.unwrap();
-    let BodyBuffer::Joined(many) = whole else { panic!("one frame") };
-    assert!(many.0.capacity() <= MIB);
-    let many = grow_off_core(many, MIB, 1 << 40).await.unwrap();
-    assert!(many.0.capacity() <= 2 * MIB, "{}", many.0.capacity());
+async fn memory_follows_what_is_sent_and_neither_what_is_declared_nor_what_is_allowed() {
+    let limits = rouse_config::parse("limits: {body: 1Ti, bodyTotal: 2Ti}", "test").unwrap().limits;
+    let resident = || {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+    };
+    let before = resident();
+    let mut whole = BodyBuffer::Empty;
+    for _ in 0..64 {
+        whole.add(Bytes::from(vec![b' '; 64 << 10]), Some(1 << 40), limits.body).unwrap();
+    }
+    let (grown, body) = (resident().saturating_sub(before), whole.finish());
+    assert_eq!(body.len(), 4 * MIB);
+    assert!(grown < 16 * MIB, "{grown} bytes");
 }
 
 /// A body of two frames, which fit into its initial buffer, and then nothing more.
