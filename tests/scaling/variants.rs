@@ -3,7 +3,7 @@
 use rouse::{
     model::{AcceleratorRequirement, EngineVariant, ModelSpec},
     saturation::{FleetLoad, RefusalCause},
-    sim::{ScenarioAction, SimulatedWorld},
+    sim::{Scenario, ScenarioAction, SimulatedWorld},
     units::Millis,
 };
 
@@ -12,16 +12,22 @@ use crate::harness::{
     with_accelerators, with_variants,
 };
 
-#[test]
-fn two_variants_run_side_by_side_each_with_its_own_memory() {
-    let variant_target =
-        |variant: &str, replicas| ScenarioAction::SetTarget("qwen".into(), variant.into(), replicas);
-    let scenario = with_accelerators(&[24, 48], vec![with_variants("qwen")])
+fn variant_target(variant: &str, replicas: u32) -> ScenarioAction {
+    ScenarioAction::SetTarget("qwen".into(), variant.into(), replicas)
+}
+
+/// The variant `l4` serves a request, and after 20 s `h100` gets a target beside it.
+fn with_second_variant_after_20_s() -> Scenario {
+    with_accelerators(&[24, 48], vec![with_variants("qwen")])
         .at(Millis(500), variant_target("l4", 1))
         .at(Millis(500), variant_target("h100", 0))
         .at(Millis::secs(1), request("qwen", 200))
         .at(Millis::secs(20), variant_target("h100", 1))
-        .at(Millis::secs(60), variant_target("l4", 0));
+}
+
+#[test]
+fn two_variants_run_side_by_side_each_with_its_own_memory() {
+    let scenario = with_second_variant_after_20_s().at(Millis::secs(60), variant_target("l4", 0));
     let mut world = simulated(scenario);
     until(&mut world, 50);
     assert_eq!(launched(&world), ["qwen#l4.0 on gpu-0 with 20Gi", "qwen#h100.0 on gpu-1 with 40Gi"]);
@@ -64,13 +70,7 @@ fn from_zero_exactly_one_variant_starts_the_cheapest_that_fits() {
 
 #[test]
 fn a_variant_whose_starts_keep_failing_says_so_until_it_serves() {
-    let of_variant =
-        |variant: &str, replicas| ScenarioAction::SetTarget("qwen".into(), variant.into(), replicas);
-    let scenario = with_accelerators(&[24, 48], vec![with_variants("qwen")])
-        .at(Millis(500), of_variant("l4", 1))
-        .at(Millis(500), of_variant("h100", 0))
-        .at(Millis::secs(1), request("qwen", 200))
-        .at(Millis::secs(20), of_variant("h100", 1))
+    let scenario = with_second_variant_after_20_s()
         .at(Millis::secs(23), ScenarioAction::KillEngine(variant_engine("h100")))
         .at(Millis::secs(26), ScenarioAction::KillEngine(variant_engine("h100")));
     let mut world = simulated(scenario);
