@@ -262,11 +262,16 @@ fn count(calls: &[AuditedCall]) -> BTreeMap<(String, String), usize> {
 
 /// CPU time of the process on all cores so far.
 pub(crate) fn cpu(gateway: &ClusterGateway) -> Duration {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", gateway.pid())).unwrap();
-    let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
-    // Hundredths of a second in user and kernel mode: fields 14 and 15 of proc(5), which counts from the pid on.
+    let fields = stat_fields(gateway.pid().as_raw()).unwrap();
+    // Hundredths of a second in user and kernel mode.
     let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
     Duration::from_millis(ticks * 10)
+}
+
+/// The fields of `/proc/PID/stat` behind the name: the first is field 3 of proc(5). `None` for an ended process.
+pub(crate) fn stat_fields(pid: i32) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    Some(stat.rsplit_once(") ")?.1.split(' ').map(str::to_owned).collect())
 }
 
 /// Bytes of physical memory: all (`VmRSS`), anonymous (`RssAnon`), or mapped from files (`RssFile`).

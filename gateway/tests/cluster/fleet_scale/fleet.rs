@@ -22,6 +22,7 @@ use super::{
     lease::LeaseWatch,
     objects::{self, ENGINES, MODELS_PER_POOL},
     pods::free_accelerators,
+    reports::until_reported,
     workloads::Workloads,
 };
 use crate::{
@@ -43,8 +44,10 @@ pub(super) struct FleetSize {
     /// Models with [`ENGINES`] engines each, and as many nodes.
     pub(super) models: usize,
     pub(super) gateways: usize,
-    /// For how long all engines may take to start.
+    /// For how long all engines may take to start, and the leader then to report that.
     pub(super) start_timeout: Duration,
+    /// For how long no Event is written once the start is reported.
+    pub(super) without_events: Duration,
     /// Pod events whose cost is measured.
     pub(super) pod_events: usize,
     /// Models that are in use while writes are counted.
@@ -71,7 +74,7 @@ pub(super) struct FleetInstallation<'a> {
 }
 
 impl<'a> FleetInstallation<'a> {
-    /// Returns once every engine serves.
+    /// Returns once every engine serves and the leader has reported that.
     pub(super) async fn start(cluster: &'a TestCluster, size: FleetSize) -> Self {
         let programs = TestPrograms::optimised();
         let optimised = programs.are_optimised();
@@ -111,6 +114,7 @@ impl<'a> FleetInstallation<'a> {
             size.gateways,
             begun.elapsed()
         );
+        Box::pin(until_reported(&fleet)).await;
         fleet
     }
 

@@ -3,10 +3,10 @@
 use kube::api::{Patch, PatchParams};
 use rouse_controllers::crd::InferenceModel;
 use serde_json::json;
-use tokio::time::{Duration, Instant, sleep};
+use tokio::time::Duration;
 
-use super::{fleet::FleetInstallation, objects::ENGINES, stub};
-use crate::{crowd, installation::ClusterGateway, scale::cpu, support::FIELD_MANAGER};
+use super::{cost::core_share, fleet::FleetInstallation, objects::ENGINES, stub};
+use crate::{crowd, installation::ClusterGateway, support::FIELD_MANAGER};
 
 /// Engines whose load is read.
 const READ_ENGINES: usize = 100;
@@ -21,7 +21,7 @@ pub(super) async fn check(fleet: &FleetInstallation<'_>) {
     let (_, place) = fleet.leader().await;
     let leader = &fleet.gateways[place].process;
     stub::serve_metrics();
-    let idle = share(leader).await;
+    let idle = core_share(leader, WINDOW).await;
     let models = READ_ENGINES / ENGINES as usize;
     let scaled = Patch::Merge(json!({"spec": {"saturation": {}}}));
     for model in (0..models).map(crowd::model) {
@@ -31,7 +31,7 @@ pub(super) async fn check(fleet: &FleetInstallation<'_>) {
         fleet.world.until(&model, "its load to be known", is_load_known).await;
     }
     let before = readings(leader);
-    let cost = share(leader).await - idle;
+    let cost = core_share(leader, WINDOW).await - idle;
     let read = readings(leader) - before;
     println!(
         "{read} readings of {READ_ENGINES} engines: {:.1} % of a core beside the {:.1} % of an idle leader",
@@ -40,13 +40,6 @@ pub(super) async fn check(fleet: &FleetInstallation<'_>) {
     );
     assert!(read >= READINGS * READ_ENGINES as f64 * 0.8, "{read} readings");
     assert!(cost <= MAX_SHARE, "{cost} of a core");
-}
-
-/// The share of a core that this gateway takes now.
-async fn share(gateway: &ClusterGateway) -> f64 {
-    let (used, begun) = (cpu(gateway), Instant::now());
-    sleep(WINDOW).await;
-    (cpu(gateway) - used).as_secs_f64() / begun.elapsed().as_secs_f64()
 }
 
 /// Engines that were read so far.

@@ -16,6 +16,7 @@ use tokio::{
 };
 
 use super::{
+    cores::CoresReading,
     cost::{pod_names, touch},
     fleet::FleetInstallation,
     ledger::check_pool,
@@ -33,7 +34,8 @@ use crate::{
 const ROLLED: usize = 10;
 /// How many changes of Pods are under way at once.
 const AT_ONCE: usize = 32;
-/// The share of the Pod events that must have been made in time: the API server shares its cores with all the rest.
+/// The share of the Pod events that must have been made in time: the API server shares its cores with all the rest of
+/// the test. If other programs take a share of the cores, that much less is asked for.
 const KEPT: f64 = 0.8;
 /// Engines of the first of these models are awake all the while. The second gets a new template: its streams may wait
 /// for an engine, and none may be cut.
@@ -96,12 +98,12 @@ async fn follow_pools(fleet: &FleetInstallation<'_>) -> BTreeMap<usize, PoolRevi
     pools
 }
 
-/// Changes so many Pods a second for this long, and asserts that the API server kept up.
+/// Changes so many Pods a second for this long, and asserts that the API server kept up as far as it had the cores.
 async fn change_pods(client: Client, namespace: String, pods: Vec<String>, rate: u32, length: Duration) {
-    let begun = Instant::now();
+    let (cores, begun) = (CoresReading::now(), Instant::now());
     let count = rate * u32::try_from(length.as_secs()).unwrap();
     let permits = Arc::new(Semaphore::new(AT_ONCE));
-    let mut patches = JoinSet::new();
+    let (mut patches, mut done) = (JoinSet::new(), 0);
     for n in 0..count {
         sleep_until(begun + Duration::from_secs(1) * n / rate).await;
         let permit = Arc::clone(&permits).acquire_owned().await.unwrap();
@@ -111,14 +113,21 @@ async fn change_pods(client: Client, namespace: String, pods: Vec<String>, rate:
             touch(&client, &namespace, &pod, n).await;
             drop(permit);
         });
-        while let Some(done) = patches.try_join_next() {
-            done.unwrap();
+        while let Some(outcome) = patches.try_join_next() {
+            outcome.unwrap();
+            done += 1;
         }
     }
-    patches.join_all().await;
+    done += patches.join_all().await.len();
     let made = f64::from(count) / begun.elapsed().as_secs_f64();
-    println!("{made:.0} of {rate} changes of Pods a second");
-    assert!(made >= f64::from(rate) * KEPT, "{made:.0} changes of Pods a second, {rate} are wanted");
+    let others = cores.others_since();
+    println!(
+        "{made:.0} of {rate} changes of Pods a second; other programs took {:.0} % of the cores",
+        others * 100.0
+    );
+    assert_eq!(done, usize::try_from(count).unwrap(), "changes of Pods");
+    let least = f64::from(rate) * KEPT * (1.0 - others);
+    assert!(made >= least, "{made:.0} changes of Pods a second of {rate}, at least {least:.0} are wanted");
 }
 
 /// Gives some models a new template.
