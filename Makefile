@@ -45,6 +45,9 @@ CLIENTS := gateway/tests/clients
 GPU := gateway/tests/gpu
 CLIENTS_VENV := $(CACHE)/clients-$(shell cat $(CLIENTS)/requirements.txt $(CLIENTS)/package-lock.json | sha256sum | cut -c1-16)
 
+PAGE := testing/page
+PAGE_VENV := $(CACHE)/page-$(shell cat $(PAGE)/requirements.txt $(PAGE)/package-lock.json | sha256sum | cut -c1-16)
+
 # One build shape for all tests: `--workspace` always, so that no package is built a second time with other features.
 PROFILE ?= default
 RUN_TESTS = "$(NEXTEST)" nextest run --workspace --locked --profile $(PROFILE)
@@ -67,7 +70,15 @@ test: ## Tests of the crates and of the lease in every interleaving; minutes, ne
 .PHONY: test-all
 test-all: ## Everything: test, what valgrind counts, chart and package, the images, the cluster, the node, then what needs Python
 	@$(GATE) "make test-all" 1425 \
-	    $(MAKE) test test-bench test-chart test-images test-cluster test-node test-admin test-engines test-clients
+	    $(MAKE) test test-bench test-chart test-images test-cluster test-node-and-clients
+
+# The node's tests wait for kubelets and images, and those of clients for interpreters: side by side they use two thirds of two
+# cores, and take as long as the node's alone. What the node's print comes at the end.
+.PHONY: test-node-and-clients
+test-node-and-clients: programs ## test-node, and beside it test-admin, test-engines and test-clients
+	@log=$$(mktemp); $(MAKE) test-node >"$$log" 2>&1 & node=$$!; trap 'kill $$node; rm "$$log"; exit 1' TERM INT; \
+	    clients=0; $(MAKE) test-admin test-engines test-clients || clients=$$?; \
+	    failed=0; wait $$node || failed=$$?; cat "$$log"; rm "$$log"; exit $$((clients | failed))
 
 # What goes through a stub as well, and what of it cannot.
 ROW := passthrough:: smuggling:: http2:: surface:: waiting:: stream stub_row::
@@ -200,6 +211,16 @@ test-clients: $(CLIENTS_VENV)/.complete programs ## Stock clients from PyPI, npm
 	    ROUSE_NODE="$(CLIENTS_VENV)/bin/node" NODE_PATH="$(CLIENTS_VENV)/node_modules"; \
 	    $(PART) "stock clients: openai, anthropic, langchain-openai, npm's openai, Java's HttpClient" 95 \
 	    "$(CLIENTS_VENV)/bin/python" $(PYTEST) $(CLIENTS) $(ARGS)
+
+# Not part of `test-all`: it takes a Chromium, which is large.
+.PHONY: test-page
+test-page: $(PAGE_VENV)/.complete programs ## The page in headless Chromium, with models that take turns (ARGS="--test-name-pattern NAME")
+	@$(PART) "the page: swaps, orders, keyboard, accessibility" 90 env ROUSE_GATEWAY="$(TARGET)/debug/rouse-gateway" \
+	    ROUSE_PAGE_TOOLS="$(PAGE_VENV)" $(PAGE)/run $(ARGS)
+
+.PHONY: record
+record: $(PAGE_VENV)/.complete programs ## The pictures and recordings of the documents made anew, in docs/images, of the demonstration as it runs
+	env ROUSE_GATEWAY="$(TARGET)/debug/rouse-gateway" ROUSE_PAGE_TOOLS="$(PAGE_VENV)" $(PAGE)/record
 
 # Not part of `test-all`, which runs on machines without a GPU. With ROUSE_GATEWAY and ROUSE_STUB set, the tests run these
 # programs and need no cargo.
@@ -387,4 +408,14 @@ $(CLIENTS_VENV)/.complete:
 	"$(CLIENTS_VENV)/bin/pip" install --disable-pip-version-check --progress-bar off --no-deps -r $(CLIENTS)/requirements.txt
 	cp $(CLIENTS)/package.json $(CLIENTS)/package-lock.json "$(CLIENTS_VENV)"
 	cd "$(CLIENTS_VENV)" && PATH="$(CLIENTS_VENV)/bin:$$PATH" npm ci --ignore-scripts --no-audit --no-fund
+	touch $@
+
+# Chromium is Debian's: a browser that Playwright brings itself comes from no registry.
+$(PAGE_VENV)/.complete:
+	@echo "== Node environment for the page's tests, once"
+	rm -rf "$(PAGE_VENV)"
+	$(PYTHON) -m venv "$(PAGE_VENV)"
+	"$(PAGE_VENV)/bin/pip" install --disable-pip-version-check --progress-bar off --no-deps -r $(PAGE)/requirements.txt
+	cp $(PAGE)/package.json $(PAGE)/package-lock.json "$(PAGE_VENV)"
+	cd "$(PAGE_VENV)" && PATH="$(PAGE_VENV)/bin:$$PATH" npm ci --ignore-scripts --no-audit --no-fund
 	touch $@

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     fault::FailureCause,
-    fleet::command::CloseReason,
+    fleet::{command::CloseReason, quote::TimeEstimate},
     model::{AcceleratorId, EngineId, EngineTimeouts, ModelSpec},
     units::{Bytes, Generation, Millis, Tick},
 };
@@ -18,12 +18,14 @@ use crate::{
 pub mod backoff;
 pub mod idle_gaps;
 pub mod last_outcome;
+pub mod rehearsal;
 pub mod saturation_limit;
 pub mod state;
 pub mod turn_clients;
 
 use idle_gaps::IdleGaps;
 use last_outcome::{EngineDiagnostics, LastOutcome};
+use rehearsal::SleepRehearsal;
 use saturation_limit::SaturationLimit;
 use state::LifecycleState;
 use turn_clients::TurnClients;
@@ -95,6 +97,9 @@ pub struct Engine {
     /// When the engine was last used or requested after a pause.
     #[serde(default, skip_serializing_if = "is_unset")]
     pub last_requested: Tick,
+    /// How long the engine stays in use once it is used. For quotes; no decision reads it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub busy_time: Option<TimeEstimate>,
     /// When the gate last closed for another engine, and that engine until it has had its turn.
     pub yielded_at: Tick,
     pub yielded_to: Option<EngineId>,
@@ -152,6 +157,9 @@ pub struct Engine {
     /// Diagnostics of this generation while the engine does not serve.
     #[serde(default, skip_serializing_if = "EngineDiagnostics::is_empty")]
     pub diagnostics: EngineDiagnostics,
+    /// Whether the process has slept once, or is to rehearse that.
+    #[serde(default, skip_serializing_if = "rehearsal::is_not_due")]
+    pub rehearsal: SleepRehearsal,
 }
 
 /// How long an engine may report that it is awake after it accepted the sleep order.
@@ -206,6 +214,7 @@ impl Engine {
             last_remote_use: Tick(0),
             idle_gaps: IdleGaps::EMPTY,
             last_requested: Tick(0),
+            busy_time: None,
             yielded_at: Tick(0),
             yielded_to: None,
             failing_since: None,
@@ -226,6 +235,7 @@ impl Engine {
             has_stranded_leases: false,
             last_outcome: None,
             diagnostics: EngineDiagnostics { last_line: None, probe: None, system: None },
+            rehearsal: SleepRehearsal::NotDue,
         }
     }
 
@@ -241,6 +251,7 @@ impl Engine {
         if next == LifecycleState::Awake && self.state.is_starting() {
             (self.last_outcome, self.diagnostics) = (None, EngineDiagnostics::default());
         }
+        self.rehearsal = self.rehearsal.at_transition(&self.state, &next);
         self.state = next;
         self.since = now;
         // A report of the stub does not outlast a sleep; the next request finds out anew.
@@ -262,6 +273,22 @@ impl Engine {
             let gap = pause.unwrap_or_else(|| now.since(self.last_lease_end));
             self.idle_gaps.record(gap);
             self.last_requested = now;
+        }
+    }
+
+    /// When the engine's present or latest time in use began.
+    #[must_use]
+    pub fn busy_since(&self) -> Tick {
+        self.last_requested.max(self.turn_start)
+    }
+
+    /// Learns from a time in use that has ended.
+    ///
+    /// A use between two samples of the gate has no known beginning, and counts for nothing.
+    pub fn record_busy_end(&mut self, last_lease_end: Tick) {
+        let span = last_lease_end.since(self.busy_since());
+        if self.leases > 0 && span > Millis::ZERO {
+            TimeEstimate::learn(&mut self.busy_time, span);
         }
     }
 
@@ -427,6 +454,7 @@ impl Engine {
         self.saturation = None;
         self.releasing_since = None;
         self.diagnostics = EngineDiagnostics::default();
+        self.rehearsal = self.rehearsal.at_exit();
     }
 
     /// Records accelerators that a start did not get, as the last ones.

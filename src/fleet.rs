@@ -16,6 +16,7 @@ pub mod command;
 pub mod dispatch;
 pub mod event;
 pub mod plan;
+pub mod quote;
 pub mod report;
 
 mod explain;
@@ -26,8 +27,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use command::Command;
 use dispatch::Dispatch;
-use event::{Event, GatewayDemand, LearnedMeasurements, OperatorAction};
+use event::{Event, GatewayDemand, LearnedMeasurements, OperatorAction, WaiterId};
 use plan::{Planner, ReportInputs, leadership::LeadershipRole};
+use quote::book::QuoteBook;
 use report::{FleetView, ModelState, Report, VariantReport};
 use state::ledger::pool_accelerators::PoolAccelerators;
 
@@ -51,6 +53,8 @@ pub struct Fleet {
     reconfigured: bool,
     /// The latest floor of generations. No decision reads it.
     generation_floor: Generation,
+    /// What became of earlier quotes. No decision reads it.
+    quotes: QuoteBook,
 }
 
 /// Changes since the last turn, by model. Most events and decisions change no routing.
@@ -96,7 +100,8 @@ impl Fleet {
     pub fn on(&mut self, event: &Event, now: Tick) {
         match event {
             Event::Arrived { waiter } => self.dispatch.add_waiter(waiter.clone()),
-            Event::Left { waiter } => self.remove_waiter(*waiter),
+            Event::Left { waiter } => self.remove_waiter(*waiter, now),
+            Event::Canary { engine, verdict, .. } => self.record_canary(engine, verdict, now),
             Event::Served { model, key, tokens } => {
                 self.dispatch.record_served(model, key, *tokens, self.planner.leases_of(model));
             }
@@ -108,6 +113,10 @@ impl Fleet {
             _ => {}
         }
         self.planner.observe(event, now);
+        if matches!(event, Event::Configured { .. }) {
+            let planner = &self.planner;
+            self.quotes.retain(|model| planner.models.contains_key(model));
+        }
         if let Event::GateSampled { engine, .. } = event {
             let leases = self.planner.leases_of(&engine.model);
             self.dispatch.limit_in_flight(&engine.model, leases);
@@ -120,11 +129,14 @@ impl Fleet {
     /// Removes a waiter, and its model's queue if the model has no waiters and no leases left.
     ///
     /// A model may never have had a lease, so no gate sample would drop the queue.
-    fn remove_waiter(&mut self, waiter: event::WaiterId) {
-        if let Some(model) = self.dispatch.remove_waiter(waiter)
-            && self.planner.leases_of(&model) == 0
-        {
+    fn remove_waiter(&mut self, waiter: WaiterId, now: Tick) {
+        let Some(model) = self.dispatch.remove_waiter(waiter) else { return };
+        if self.planner.leases_of(&model) == 0 {
             self.dispatch.drop_queue_if_empty(&model);
+        }
+        // Checked first, because a change copies what other copies still share.
+        if self.quotes.follows(&model, waiter) {
+            self.quotes.record_departure(&model, now);
         }
     }
 
@@ -139,11 +151,12 @@ impl Fleet {
         if plan.commands.is_empty() {
             return plan;
         }
-        let mut after = Self { planner, dispatch: self.dispatch.clone(), ..*self };
+        let (dispatch, quotes) = (self.dispatch.clone(), self.quotes.clone());
+        let mut after = Self { planner, dispatch, quotes, ..*self };
         let mut recorded = 0;
         for _ in 0..MAX_REPLANS {
             // Each pass has recorded its commands in its planner. Only the waiters still have to be removed.
-            plan.commands.iter().skip(recorded).for_each(|command| after.record_answer(command));
+            plan.commands.iter().skip(recorded).for_each(|command| after.record_answer(command, now));
             after.planner.refresh_due_index();
             recorded = plan.commands.len();
             let (next, planner) = after.plan_once(now);
@@ -163,7 +176,7 @@ impl Fleet {
         let mut builder = plan::PlanBuilder::new(self.planner.clone(), &demand, self.dispatch.clients(), now);
         builder.decide();
         let verdicts = builder.verdicts();
-        let granted = self.dispatch.decide(&mut builder, &verdicts, now);
+        let granted = self.dispatch.decide(&mut builder, &verdicts, &self.quotes, now);
         let mut commands = builder.take_commands();
         if commands.is_empty() {
             commands = granted;
@@ -178,17 +191,22 @@ impl Fleet {
     pub fn issued(&mut self, commands: &[Command], now: Tick) {
         self.planner.advance_time(now);
         for command in commands {
-            self.record_answer(command);
+            self.record_answer(command, now);
             self.planner.apply(command, now);
         }
         self.planner.refresh_due_index();
     }
 
     /// Removes the waiter that this command grants or refuses.
-    fn record_answer(&mut self, command: &Command) {
+    fn record_answer(&mut self, command: &Command, now: Tick) {
         match command {
-            Command::Grant { waiter, canary, .. } => self.dispatch.record_grant(*waiter, *canary),
-            Command::Refuse { waiter, .. } => self.remove_waiter(*waiter),
+            Command::Grant { waiter, engine, canary, .. } => {
+                self.dispatch.record_grant(*waiter, *canary);
+                if self.quotes.follows(&engine.model, *waiter) {
+                    self.quotes.record_grant(engine, *canary, now);
+                }
+            }
+            Command::Refuse { waiter, .. } => self.remove_waiter(*waiter, now),
             _ => {}
         }
     }
@@ -211,7 +229,8 @@ impl Fleet {
 
     /// Renders the plan's reasons as text. Call it after [`Self::issued`] and before any other change.
     ///
-    /// Separate from [`Self::plan`] because most turns need no report.
+    /// Separate from [`Self::plan`] because most turns need no report. [`Self::report_with_waits`] adds the expected
+    /// waits.
     #[must_use]
     pub fn report(&self, plan: &Plan) -> Report {
         self.planner.report(&plan.report_inputs)
@@ -336,6 +355,21 @@ impl Fleet {
         // model.
         let state = Box::new(self.planner.clone());
         self.dispatch.snapshot().chain([Event::StateRestored { state }]).collect()
+    }
+
+    /// Memory reserved for the engine, over all its accelerators.
+    #[must_use]
+    pub fn reserved_bytes(&self, engine: &EngineId) -> Bytes {
+        let accounts = self.planner.ledger.accelerators.accounts_of(engine);
+        accounts.map(|(_, account)| account.booked_by(engine)).sum()
+    }
+
+    /// Memory that the engine would free if it slept, over all its accelerators.
+    #[must_use]
+    pub fn freed_by_sleep(&self, engine: &EngineId) -> Bytes {
+        let residue = self.planner.residue_of(engine);
+        let accounts = self.planner.ledger.accelerators.accounts_of(engine);
+        accounts.map(|(_, account)| account.booked_by(engine).saturating_sub(residue)).sum()
     }
 
     pub fn engines(&self) -> impl Iterator<Item = &Engine> {

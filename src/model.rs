@@ -134,6 +134,28 @@ pub struct IdlePolicy {
     pub sleep_after: Option<Millis>,
     pub stop_after: Option<Millis>,
     pub level: SleepLevelPolicy,
+    /// When a new process sleeps and wakes once without need.
+    #[serde(default, skip_serializing_if = "RehearsalPolicy::is_never")]
+    pub rehearse: RehearsalPolicy,
+}
+
+/// When an engine rehearses its sleep at level 1: it sleeps and wakes once, so that its next sleep is fast.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum RehearsalPolicy {
+    /// Before the first request gets the engine. Where other models wait for memory then, as [`Self::Idle`].
+    Start,
+    /// Once the engine has been idle for `turns.residency`.
+    Idle,
+    /// The first sleep in use is also the first of the process.
+    #[default]
+    Never,
+}
+
+impl RehearsalPolicy {
+    const fn is_never(&self) -> bool {
+        matches!(self, Self::Never)
+    }
 }
 
 /// How deep an engine sleeps. Level 1 keeps the weights in host RAM; level 2 drops them and reads them again.

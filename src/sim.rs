@@ -25,6 +25,7 @@ mod inject;
 mod key_usage;
 mod machine;
 mod process;
+mod quotes;
 mod random;
 mod restart;
 mod simulated_model;
@@ -43,6 +44,7 @@ pub mod what_if;
 
 pub use client::SimulatedRequest;
 pub use demand::{ArrivalPattern, ClientBehaviour, RequestSource};
+pub use quotes::QuoteSample;
 pub use random::SplitMix64;
 pub use scenario::{FaultRates, HardwareProfile, Scenario, ScenarioAction};
 pub use simulated_model::simulated_model;

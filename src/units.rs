@@ -66,6 +66,14 @@ impl Bytes {
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
+
+    /// Writes the exact size, in the largest binary unit that divides it.
+    #[must_use]
+    pub fn to_exact_text(self) -> String {
+        let Self(bytes) = self;
+        let whole = BINARY_UNITS.iter().find(|(_, unit)| bytes != 0 && bytes.is_multiple_of(*unit));
+        whole.map_or_else(|| bytes.to_string(), |(suffix, unit)| format!("{}{suffix}", bytes / unit))
+    }
 }
 
 impl Add for Bytes {
@@ -161,6 +169,11 @@ impl Millis {
 
     pub const fn duration(self) -> Duration {
         Duration::from_millis(self.0)
+    }
+
+    #[must_use]
+    pub const fn saturating_sub(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
     }
 }
 
@@ -388,5 +401,10 @@ mod tests {
         assert_eq!(Bytes::mib(1600).to_string(), "1600Mi", "as it was written");
         assert_eq!(Bytes::mib(81_559).to_string(), "79.65Gi");
         assert_eq!(Bytes(1_570_000_001).to_string(), "1.46Gi");
+        for (bytes, exact) in
+            [(0, "0"), (17, "17"), (3 << 29, "1536Mi"), (2 << 40, "2Ti"), (1025 << 10, "1025Ki")]
+        {
+            assert_eq!(Bytes(bytes).to_exact_text(), exact);
+        }
     }
 }

@@ -10,8 +10,8 @@ use rouse::{
         event::{AdoptedEngine, CanaryVerdict, Event, GatewayDemand, Waiter, WaiterId},
     },
     model::{
-        Accelerator, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy, ModelSpec, SleepLevel,
-        SleepLevelPolicy,
+        Accelerator, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy, ModelSpec,
+        RehearsalPolicy, SleepLevel, SleepLevelPolicy,
     },
     sim::{journal, simulated_model},
     units::{Bytes, Generation, Millis, Tick},
@@ -26,6 +26,7 @@ fn model(name: &str) -> ModelSpec {
             sleep_after: Some(Millis::secs(60)),
             stop_after: None,
             level: SleepLevelPolicy::One,
+            rehearse: RehearsalPolicy::Never,
         },
         start_timeout: Millis::secs(600),
         explicit_memory: true,

@@ -10,7 +10,7 @@ use std::{
 };
 
 use rouse::sim::{
-    InvariantViolation, Scenario, SimulatedWorld, Tally, journal, transcript::render_transcript,
+    InvariantViolation, QuoteSample, Scenario, SimulatedWorld, Tally, journal, transcript::render_transcript,
 };
 use rouse_testing::sample::{first_seed, size};
 
@@ -28,12 +28,13 @@ fn no_world_breaks_an_invariant() {
     let seeds = first + env_or("ROUSE_SIM_SEEDS", size(SOAK_SEEDS, GATE_SEEDS));
     let next = AtomicU64::new(first);
     let threads = std::thread::available_parallelism().map_or(1, Into::into);
-    let (mut tally, mut failed) = (Tally::default(), Vec::new());
+    let (mut tally, mut quotes, mut failed) = (Tally::default(), Vec::new(), Vec::new());
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| run_seeds(&next, seeds, steps))).collect();
         for worker in workers {
-            let (counts, failures) = worker.join().expect("a worker panicked");
+            let (counts, samples, failures) = worker.join().expect("a worker panicked");
             tally.merge(&counts);
+            quotes.extend(samples);
             failed.extend(failures);
         }
     });
@@ -45,22 +46,51 @@ fn no_world_breaks_an_invariant() {
         panic!("{}", failure_report(*seed, steps, failure));
     }
     assert_not_vacuous(&tally);
+    assert_quotes_hold(&quotes);
 }
 
-fn run_seeds(next: &AtomicU64, seeds: u64, steps: u64) -> (Tally, Vec<(u64, InvariantViolation)>) {
-    let (mut tally, mut failed) = (Tally::default(), Vec::new());
+/// What a worker's worlds did, their quotes, and those that failed.
+type SeedResults = (Tally, Vec<QuoteSample>, Vec<(u64, InvariantViolation)>);
+
+fn run_seeds(next: &AtomicU64, seeds: u64, steps: u64) -> SeedResults {
+    let (mut tally, mut quotes, mut failed) = (Tally::default(), Vec::new(), Vec::new());
     loop {
         let seed = next.fetch_add(1, Ordering::Relaxed);
         // A handful of failures is enough; further seeds would only take time.
         if seed >= seeds || failed.len() > 4 {
-            return (tally, failed);
+            return (tally, quotes, failed);
         }
         let mut world = SimulatedWorld::new(Scenario::from_seed(seed));
         if let Err(failure) = world.run(steps) {
             failed.push((seed, failure));
         }
         tally.merge(world.tally());
+        quotes.extend_from_slice(world.quotes());
     }
+}
+
+/// At least four of five quoted waits end inside their range, and the ranges say something.
+fn assert_quotes_hold(quotes: &[QuoteSample]) {
+    /// The largest median of a range's width, as a multiple of the wait.
+    const MAX_MEDIAN_WIDTH: f64 = 3.0;
+    /// Shorter waits count as this long: nobody plans by less.
+    const SHORTEST_WAIT_MILLIS: u64 = 100;
+    let early = quotes.iter().filter(|quote| quote.waited < quote.quoted.low).count();
+    let late = quotes.iter().filter(|quote| quote.waited > quote.quoted.high).count();
+    let width = |QuoteSample { quoted, waited }: &QuoteSample| {
+        quoted.high.saturating_sub(quoted.low).0 as f64 / waited.0.max(SHORTEST_WAIT_MILLIS) as f64
+    };
+    let mut widths: Vec<f64> = quotes.iter().map(width).collect();
+    widths.sort_by(f64::total_cmp);
+    let median = widths.get(widths.len() / 2).copied().expect("waits were quoted");
+    let share = |count: usize| 100.0 * count as f64 / quotes.len() as f64;
+    let (early, late) = (share(early), share(late));
+    println!(
+        "{} quotes: {early:.1} % ended before the range and {late:.1} % after it; median width {median:.2} waits",
+        quotes.len()
+    );
+    assert!(early + late <= 20.0, "{:.1} % of the quoted waits ended inside the range", 100.0 - early - late);
+    assert!(median <= MAX_MEDIAN_WIDTH, "a range is {median:.2} times as wide as its wait");
 }
 
 fn run_one_seed(seed: u64, steps: u64) {
@@ -107,6 +137,7 @@ fn assert_not_vacuous(tally: &Tally) {
         "requests served",
         "revocations",
         "swaps",
+        "rehearsals",
         "shutdowns",
         "reloads",
         "operations done",
@@ -128,6 +159,7 @@ fn assert_not_vacuous(tally: &Tally) {
         "reservations of slots",
         "accelerators with slots that changed their health",
         "starts of what needs others",
+        "waits quoted",
     ] {
         assert!(tally.count(what) > 0, "nothing was tried: {what}");
     }

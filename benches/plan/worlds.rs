@@ -12,7 +12,7 @@ use rouse::{
     },
     model::{
         Accelerator, AcceleratorId, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy,
-        ModelName, ModelSpec, SleepLevel, SleepLevelPolicy,
+        ModelName, ModelSpec, RehearsalPolicy, SleepLevel, SleepLevelPolicy,
     },
     sim::simulated_model,
     units::{Bytes, Generation, Millis, Tick},
@@ -94,7 +94,7 @@ pub(crate) fn used_event(engine: usize, leases: u32) -> Event {
 }
 
 /// Plans until no more commands follow at this moment.
-fn plan_until_quiescent(fleet: &mut Fleet) {
+pub(crate) fn plan_until_quiescent(fleet: &mut Fleet) {
     for _ in 0..4 {
         let plan = fleet.plan(NOW);
         fleet.issued(&plan.commands, NOW);
@@ -149,6 +149,7 @@ fn model(n: usize) -> ModelSpec {
             sleep_after: Some(Millis::secs(600)),
             stop_after: Some(Millis::secs(3600)),
             level: SleepLevelPolicy::Auto,
+            rehearse: RehearsalPolicy::Never,
         },
         max_concurrency: Some(MAX_CONCURRENCY),
         start_timeout: Millis::secs(600),
@@ -160,7 +161,7 @@ fn model(n: usize) -> ModelSpec {
     }
 }
 
-fn name(n: usize) -> ModelName {
+pub(crate) fn name(n: usize) -> ModelName {
     format!("model-{n:05}").into()
 }
 

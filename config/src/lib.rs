@@ -15,7 +15,9 @@ mod error;
 mod file;
 mod keys;
 mod kubernetes;
+mod llama_swap;
 mod machine;
+mod measured_memory;
 mod memory_utilization;
 mod model;
 mod passthrough;
@@ -27,6 +29,7 @@ mod telemetry;
 mod tls;
 mod yaml;
 mod yaml_hints;
+mod yaml_text;
 
 #[cfg(test)]
 mod tests;
@@ -57,9 +60,12 @@ pub use self::{
         sets_kv_cache, sleep_api_by_command,
     },
     file::{DEFAULT_ADMIN_ADDRESS, load_with, parse_address, parse_with, port_conflict},
+    llama_swap::{ImportMachine, LlamaSwapImport, import_llama_swap},
     machine::{MachineDefaults, default_state_dir},
+    measured_memory::{MeasuredMemory, MemoryEditError, set_memory},
     model::{invalid_name_reason, memory_with_defaults},
     telemetry::invalid_collector_reason,
+    yaml_text::{yaml_quoted, yaml_scalar},
 };
 
 use rouse::{

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use rouse::{
     model::{
         Accelerator, AcceleratorId, AcceleratorRequirement, EngineMemory, IdlePolicy, ModelName, ModelSpec,
-        ScaleUpEviction, SleepLevelPolicy,
+        RehearsalPolicy, ScaleUpEviction, SleepLevelPolicy,
     },
     saturation::Thresholds,
     units::{Bytes, Millis},
@@ -22,6 +22,8 @@ use super::{
 const DEFAULT_RESIDUE: Bytes = Bytes::gib(4);
 const DEFAULT_SLEEP_AFTER: Millis = Millis::secs(300);
 const DEFAULT_STOP_AFTER: Millis = Millis::secs(3600);
+const CANNOT_SLEEP: &str = "this engine cannot sleep: vllm needs --enable-sleep-mode in its command, sglang \
+                            --enable-memory-saver; or set engine.sleepMode";
 /// More engines of one model than any machine has accelerators for.
 const MAX_REPLICAS: u32 = 64;
 
@@ -289,8 +291,40 @@ fn idle(
     let level = section
         .read(reader, "level", |reader, node| level(reader, node, can_sleep, adapters))
         .unwrap_or(SleepLevelPolicy::Auto);
+    let rehearse = section
+        .read(reader, "rehearse", |reader, node| rehearsal(reader, node, can_sleep, level))
+        .unwrap_or_default();
     let level = if adapters { level.without_level_two_fallback() } else { level };
-    IdlePolicy { sleep_after, stop_after, level }
+    IdlePolicy { sleep_after, stop_after, level, rehearse }
+}
+
+/// Reads when an engine rehearses its sleep, which is only for engines that may sleep at level 1.
+fn rehearsal(
+    reader: &mut ConfigReader,
+    node: &YamlNode,
+    can_sleep: bool,
+    level: SleepLevelPolicy,
+) -> Option<RehearsalPolicy> {
+    let rehearsal = reader.choice(
+        node,
+        &[
+            ("start", RehearsalPolicy::Start),
+            ("idle", RehearsalPolicy::Idle),
+            ("never", RehearsalPolicy::Never),
+        ],
+    )?;
+    if rehearsal == RehearsalPolicy::Never {
+        return Some(rehearsal);
+    }
+    if !can_sleep {
+        reader.note(node.at, CANNOT_SLEEP);
+    } else if matches!(level, SleepLevelPolicy::Two | SleepLevelPolicy::Never) {
+        reader.note(
+            node.at,
+            "only sleeps at level 1 are rehearsed: remove idle.rehearse, or write 1 or auto as idle.level",
+        );
+    }
+    Some(rehearsal)
 }
 
 fn level(
@@ -309,11 +343,7 @@ fn level(
         ],
     )?;
     if !can_sleep && matches!(level, SleepLevelPolicy::One | SleepLevelPolicy::Two) {
-        reader.note(
-            node.at,
-            "this engine cannot sleep: vllm needs --enable-sleep-mode in its command, sglang \
-             --enable-memory-saver; or set engine.sleepMode",
-        );
+        reader.note(node.at, CANNOT_SLEEP);
     } else if adapters && level == SleepLevelPolicy::Two {
         reader.note(node.at, LORA_AT_LEVEL_2);
     }

@@ -14,8 +14,8 @@ use std::path::Path;
 
 use rouse::{
     model::{
-        AcceleratorRequirement, EvictionPolicy, QueueOverrides, QueuePolicy, ScaleUpEviction,
-        SleepLevelPolicy,
+        AcceleratorRequirement, EvictionPolicy, QueueOverrides, QueuePolicy, RehearsalPolicy,
+        ScaleUpEviction, SleepLevelPolicy,
     },
     units::{Bytes, Millis},
 };
@@ -128,6 +128,29 @@ fn a_span_of_idleness_that_is_not_written_gives_way_to_one_that_is() {
     assert_eq!(idle("sleepAfter: 90m"), (minutes(90), minutes(90)));
     assert_eq!(idle("sleepAfter: never"), (None, minutes(60)));
     assert_eq!(idle("stopAfter: never"), (minutes(5), None));
+}
+
+#[test]
+fn an_engine_that_may_sleep_at_level_1_rehearses_that_if_it_is_told_to() {
+    let rehearse = |idle: &str| {
+        let text = MODEL.replace("stopAfter: never, level: 1", idle);
+        read(&text).unwrap().core.models[0].idle.rehearse
+    };
+    assert_eq!(rehearse("level: 1"), RehearsalPolicy::Never);
+    assert_eq!(rehearse("level: 1, rehearse: start"), RehearsalPolicy::Start);
+    assert_eq!(rehearse("rehearse: idle"), RehearsalPolicy::Idle);
+    assert_eq!(rehearse("level: 2, rehearse: never"), RehearsalPolicy::Never);
+    let refused = |level: &str| {
+        errors(&MODEL.replace("stopAfter: never, level: 1", &format!("level: {level}, rehearse: idle")))
+    };
+    for level in ["2", "never"] {
+        assert!(refused(level).contains("idle.rehearse: only sleeps at level 1 are rehearsed"), "{level}");
+    }
+    let awake = errors(
+        "models:\n  - name: m\n    engine: {kind: custom, command: [x, \"${PORT}\"]}\n    \
+         memory: {awake: 1Gi}\n    idle: {rehearse: start}\n",
+    );
+    assert!(awake.contains("idle.rehearse: this engine cannot sleep"), "{awake}");
 }
 
 #[test]

@@ -18,7 +18,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use rouse::{
     model::{
         AcceleratorRequirement, EngineMemory, EvictionPolicy, IdlePolicy, ModelName, ModelSpec,
-        QueueOverrides, QueuePolicy, ScaleUpEviction, SleepLevelPolicy, VariantName, compare_by_cost,
+        QueueOverrides, QueuePolicy, RehearsalPolicy, ScaleUpEviction, SleepLevelPolicy, VariantName,
+        compare_by_cost,
     },
     pairing,
     saturation::Thresholds,
@@ -136,7 +137,9 @@ pub fn convert(object: &InferenceModel, policy: ConversionPolicy) -> Result<Conv
         let itself = DependencyCycle::new(Arc::new([object.name.clone()]), 0);
         reader.reject(Rejection::Cycle(itself));
     }
-    let common = variant_defaults(&mut reader, spec);
+    // Of a model whose hosting was refused, nobody knows.
+    let can_sleep = engine.sleep != rouse_config::SleepApi::None || run.is_none();
+    let common = variant_defaults(&mut reader, spec, can_sleep);
     let saturation = saturation::settings(&mut reader, spec);
     let variants = match &run {
         Some(ModelHosting::External(_)) => vec![external(spec, &engine, &common)],
@@ -223,7 +226,7 @@ struct VariantDefaults {
     saturation_thresholds: Thresholds,
 }
 
-fn variant_defaults(reader: &mut SpecReader, spec: &InferenceModelSpec) -> VariantDefaults {
+fn variant_defaults(reader: &mut SpecReader, spec: &InferenceModelSpec, can_sleep: bool) -> VariantDefaults {
     let sleep_after = reader.span_or_never("cooldownPeriod", &spec.cooldown_period);
     let stop_after = match &spec.stop_after {
         Some(span) => reader.span_or_never("stopAfter", span),
@@ -237,7 +240,9 @@ fn variant_defaults(reader: &mut SpecReader, spec: &InferenceModelSpec) -> Varia
              set stopAfter to at least cooldownPeriod"
         ));
     }
-    let idle = IdlePolicy { sleep_after, stop_after, level: engine::level(spec.engine.level) };
+    let level = engine::level(spec.engine.level);
+    let rehearse = engine::rehearsal(reader, spec, can_sleep);
+    let idle = IdlePolicy { sleep_after, stop_after, level, rehearse };
     let start_timeout = reader.positive_span("startTimeout", &spec.start_timeout);
     let eviction = spec.eviction.map(|eviction| match eviction {
         written::EvictionSpec::Residency => EvictionPolicy::Residency,
@@ -261,7 +266,8 @@ fn external(
     common: &VariantDefaults,
 ) -> ModelVariant {
     let nothing = EngineMemory { awake: Bytes::ZERO, asleep: Bytes::ZERO, host: Bytes::ZERO };
-    let awake = IdlePolicy { sleep_after: None, stop_after: None, ..common.idle };
+    let rehearse = RehearsalPolicy::Never;
+    let awake = IdlePolicy { sleep_after: None, stop_after: None, rehearse, ..common.idle };
     ModelVariant {
         name: VariantName::default(),
         cost: 0.0,

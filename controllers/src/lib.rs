@@ -26,6 +26,7 @@ pub mod index;
 mod kit;
 pub mod label;
 pub mod ledger;
+pub mod measured_memory;
 pub mod metrics;
 mod model_controller;
 pub mod node_agent;

@@ -6,7 +6,10 @@ use std::{collections::BTreeMap, net::SocketAddr};
 
 use rouse::{
     fault::FailureCause,
-    fleet::event::{LearnedMeasurements, PublishedEngine as Told, PublishedEngineState, PublishedFailure},
+    fleet::{
+        event::{LearnedMeasurements, PublishedEngine as Told, PublishedEngineState, PublishedFailure},
+        quote::LearnedTimes,
+    },
     model::{AcceleratorId, ModelName, SleepLevel, VariantName},
     units::{Millis, Tick},
 };
@@ -97,6 +100,8 @@ fn learned(status: &crd::LearnedStatus) -> LearnedMeasurements {
         start: status.start_millis.map(Millis),
         wake: status.wake_millis.map(Millis),
         sleep: status.sleep_millis.map(Millis),
+        // The spread of the times stays with the gateway that measured them.
+        times: LearnedTimes::default(),
     }
 }
 

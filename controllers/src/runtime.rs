@@ -55,6 +55,8 @@ use crate::{
     writer::ObjectWriter,
 };
 
+pub use startup::hostname;
+
 /// A change that concerns a gateway in a cluster as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClusterChange {

@@ -14,7 +14,7 @@ use rouse::{
     units::{Bytes, Millis, Tick},
 };
 use rouse_config::Config;
-use rouse_controllers::runtime::ClusterChange;
+use rouse_controllers::runtime::{self, ClusterChange};
 use rouse_net::lease::TickClock;
 use rouse_platform::Platform;
 use tokio::{
@@ -29,7 +29,7 @@ use crate::{
     http::{self, admin::AdminSources},
     local_scaler::LocalScaler,
     metrics::{Metrics, TelemetryDropCounters},
-    serve::{AdminServer, ApiServer, ShutdownStage},
+    serve::{AdminServer, ApiServer, ApiWorkers, ShutdownStage},
     telemetry::{Telemetry, WallClock},
 };
 
@@ -121,7 +121,9 @@ async fn serve(
     let platform = runtime.platform();
     let (handle, driver) =
         DriverHandle::new(Arc::clone(&platform), received, Journal::default(), Arc::clone(&metrics), clock);
-    let admin = AdminServer::from_listener(operators, admin_sources(&handle, &config, &metrics, &runtime))?;
+    let workers = Arc::<ApiWorkers>::default();
+    let sources = admin_sources(&handle, &config, &metrics, &runtime, &workers);
+    let admin = AdminServer::from_listener(operators, sources)?;
     let operators = admin.address();
     let (stage, watched) = watch::channel(ShutdownStage::Serving);
     let (mut driver, driver_goes) = spawn_deferred(|journal| driver.run(journal));
@@ -162,7 +164,7 @@ async fn serve(
     let control = Arc::new(handle.clone());
     let shared =
         http::ServerContext::with_telemetry(control, Arc::clone(&config), meter, Arc::clone(&telemetry));
-    let api = ApiServer::from_listeners(current.api, bound.into_listeners()?, shared)?;
+    let api = ApiServer::from_listeners(current.api, bound.into_listeners()?, shared)?.with_workers(workers);
     runtime.start_reporting(&handle, api.address());
     print_addresses(&shown, source.file.is_none(), &api, operators);
 
@@ -294,7 +296,9 @@ fn admin_sources(
     config: &Arc<ArcSwap<Config>>,
     metrics: &Arc<Metrics>,
     runtime: &PlatformRuntime,
+    workers: &Arc<ApiWorkers>,
 ) -> AdminSources {
+    let traffic = Arc::clone(metrics);
     let (metrics, measured) = (Arc::clone(metrics), handle.clone());
     let platform = Arc::downgrade(&runtime.platform());
     AdminSources {
@@ -314,7 +318,16 @@ fn admin_sources(
         not_ready_reason: runtime.not_ready_reason(),
         degraded_reason: runtime.degraded_reason(),
         warmups: runtime.warmups(),
+        name: gateway_name(&config.load()),
+        workers: Arc::clone(workers),
+        traffic: Arc::new(move || traffic.traffic_totals()),
     }
+}
+
+/// The gateway's name: in a cluster that of its Pod, on one machine the machine's.
+fn gateway_name(config: &Config) -> String {
+    let configured = config.kubernetes.as_ref().and_then(|kubernetes| kubernetes.name.clone());
+    configured.or_else(|| runtime::hostname().ok()).unwrap_or_else(|| "gateway".to_owned())
 }
 
 /// Prints the addresses to standard output, where they show at any log level.

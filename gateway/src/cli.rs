@@ -1,21 +1,35 @@
 //! The command line: serve, or query a running gateway.
 
 mod client;
+mod commands;
 mod completions;
+mod config_file;
 mod crds;
+mod detect;
+mod doctor;
+mod import;
+mod init;
 mod key;
 mod local_machine;
+mod measure;
 mod node;
+mod orders;
+mod progress;
+mod screen;
 mod serve;
 mod show;
 mod simulate;
 mod warmups;
+mod watch;
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use anyhow::Context as _;
-use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory as _, Parser, ValueEnum};
 use rouse::error_chain;
+
+use commands::CliCommand;
+use orders::ModelOrder;
 
 /// Exit code for an invalid file or command line (`EX_USAGE`).
 pub const EXIT_USAGE: u8 = 64;
@@ -26,6 +40,7 @@ pub const EXIT_UNAVAILABLE: u8 = 69;
 const NEXT_STEPS_HELP: &str = "\
 Next steps:
   rouse-gateway demo                 Try Rouse with simulated models and accelerators, no GPU needed
+  rouse-gateway init                 Write a configuration for this machine into rouse.yaml
   rouse-gateway check rouse.yaml     Check a configuration before you use it
   rouse-gateway --config rouse.yaml  Serve its models";
 
@@ -75,115 +90,6 @@ enum LogFormat {
     Json,
 }
 
-#[derive(Debug, Subcommand)]
-enum CliCommand {
-    /// Run a demonstration without a GPU.
-    ///
-    /// It has three simulated models on two simulated accelerators. The models cannot all be awake at once.
-    Demo(RuntimeArgs),
-    /// Check a configuration, and print all errors and warnings.
-    ///
-    /// The exit code is 64 if there are errors. Warnings name settings that will not work as intended.
-    Check {
-        /// Configuration file to check.
-        #[arg(required_unless_present = "config")]
-        file: Option<PathBuf>,
-        /// Configuration file to check, given as for a start. The argument FILE takes precedence.
-        #[arg(long, value_name = "FILE", env = "ROUSE_CONFIG")]
-        config: Option<PathBuf>,
-    },
-    /// Create a key for a client, and print the configuration line that admits it.
-    Key {
-        /// Name of the key's owner, for logs and metrics.
-        name: String,
-        /// Read an existing key from standard input instead of creating one.
-        #[arg(long)]
-        stdin: bool,
-    },
-    /// Show models, engines and accelerators. Times are UTC.
-    Ps {
-        #[command(flatten)]
-        gateway: AdminArgs,
-        /// Print the gateway's JSON answer unchanged.
-        #[arg(long)]
-        json: bool,
-        /// Refresh every second until interrupted.
-        #[arg(long, short, conflicts_with = "json")]
-        watch: bool,
-    },
-    /// Explain a model's state and what the model waits for.
-    Explain {
-        /// Name of the model.
-        model: String,
-        #[command(flatten)]
-        gateway: AdminArgs,
-        /// Print the gateway's JSON answer unchanged.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Stream what the gateway observes, as it happens.
-    Events {
-        #[command(flatten)]
-        gateway: AdminArgs,
-        /// Print the lines of the journal unchanged.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Show an engine's output.
-    Logs {
-        /// Name of the model.
-        model: String,
-        /// Number of the engine, as in its name in `ps`.
-        #[arg(long, value_name = "N", default_value_t = 0)]
-        replica: u32,
-        #[command(flatten)]
-        gateway: AdminArgs,
-        /// Keep printing new output as the engine writes it.
-        #[arg(long, short)]
-        follow: bool,
-    },
-    /// Show the Warmups of a cluster and their progress.
-    ///
-    /// Asks the gateway's admin API, as the commands above do.
-    Warmups(warmups::WarmupsArgs),
-    /// Print the CustomResourceDefinitions of Rouse as YAML.
-    Crds {
-        /// Write one file for each kind into this directory instead of printing.
-        #[arg(long, value_name = "DIR")]
-        dir: Option<PathBuf>,
-        /// Add the definitions of Fast Model Actuation (fma.llm-d.ai).
-        ///
-        /// Only for a cluster without them: an existing installation owns its own.
-        #[arg(long)]
-        fma: bool,
-    },
-    /// Print a script that completes this command line in a shell.
-    ///
-    /// The package for Debian has installed those for bash, fish and zsh.
-    Completions {
-        /// Shell that reads the script.
-        shell: clap_complete::Shell,
-    },
-    /// Run the agent of one node: offer the slots of its devices to its kubelet.
-    ///
-    /// A DaemonSet runs it, with an account of its own. It needs no configuration file, and serves /healthz, /readyz and
-    /// /metrics.
-    Node(node::NodeArgs),
-    /// Replay a journal through the decisions, and print events, decisions and reports.
-    Replay {
-        /// Journal that a gateway wrote with `--journal`.
-        file: PathBuf,
-    },
-    /// Compare Rouse's autoscaler with an HPA and a KEDA scaler on a trace of requests, in simulated time.
-    ///
-    /// It prints for each how long the model was saturated, what its replicas cost, and how long clients waited for
-    /// their first token.
-    Simulate(Box<simulate::SimulateArgs>),
-    /// The engine of the embedded demonstration.
-    #[command(hide = true)]
-    DemoEngine(Box<engine_sim::EngineSimArgs>),
-}
-
 /// Selects the gateway to query.
 #[derive(Args, Debug)]
 struct AdminArgs {
@@ -204,11 +110,14 @@ pub fn run(cli: Cli) -> ExitCode {
             None => Ok(report_missing_config()),
         },
         Some(CliCommand::Demo(options)) => serve::serve(None, None, options),
-        Some(CliCommand::Check { file, config }) => Ok(serve::check(&file.or(config).unwrap_or_default())),
+        Some(CliCommand::Check { file, config, json }) => {
+            serve::check(&file.or(config).unwrap_or_default(), json)
+        }
+        Some(CliCommand::Import(source)) => import::run(&source),
         Some(CliCommand::Node(args)) => node::run(args),
         Some(CliCommand::Replay { file }) => replay(&file),
         Some(CliCommand::Simulate(args)) => simulate::run(&args, &mut std::io::stdout().lock()),
-        Some(CliCommand::Key { name, stdin }) => key::run(&name, stdin),
+        Some(CliCommand::Key { name, stdin, json }) => key::run(&name, stdin, json),
         Some(CliCommand::Crds { dir, fma }) => crds::run(dir.as_deref(), fma),
         Some(CliCommand::Completions { shell }) => completions::run(shell, &mut std::io::stdout().lock()),
         Some(other) => run_admin_command(other),
@@ -252,8 +161,16 @@ fn run_admin_command(command: CliCommand) -> anyhow::Result<ExitCode> {
     let done = |()| ExitCode::SUCCESS;
     runtime.block_on(async {
         match command {
-            CliCommand::Ps { gateway, watch: true, .. } => show::watch(&gateway.client()).await.map(done),
+            CliCommand::Ps { gateway, watch: true, .. } => watch::run(&gateway.client()).await.map(done),
             CliCommand::Ps { gateway, json, .. } => show::ps(&gateway.client(), json).await.map(done),
+            CliCommand::Wake(args) => orders::run(ModelOrder::Wake, &args).await,
+            CliCommand::Sleep(args) => orders::sleep(&args).await,
+            CliCommand::Stop(args) => orders::run(ModelOrder::Stop, &args).await,
+            CliCommand::Pin(args) => orders::run(ModelOrder::Pin, &args).await,
+            CliCommand::Unpin(args) => orders::run(ModelOrder::Unpin, &args).await,
+            CliCommand::Init(args) => Box::pin(init::run(&args)).await,
+            CliCommand::Doctor(args) => Box::pin(doctor::run(&args)).await,
+            CliCommand::Measure(args) => Box::pin(measure::run(&args)).await,
             CliCommand::Explain { model, gateway, json } => {
                 show::explain(&gateway.client(), &model, json).await.map(done)
             }
@@ -265,6 +182,7 @@ fn run_admin_command(command: CliCommand) -> anyhow::Result<ExitCode> {
             CliCommand::DemoEngine(args) => Box::pin(engine_sim::run(*args)).await,
             CliCommand::Demo(_)
             | CliCommand::Check { .. }
+            | CliCommand::Import(_)
             | CliCommand::Node(_)
             | CliCommand::Replay { .. }
             | CliCommand::Simulate(_)

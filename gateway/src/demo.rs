@@ -7,7 +7,7 @@ use std::{net::SocketAddr, path::Path};
 
 use rouse::model::AcceleratorId;
 
-use rouse_config::{Config, ConfigErrors};
+use rouse_config::{Config, ConfigErrors, yaml_quoted};
 
 /// The simulated accelerators and their memory in bytes.
 pub const ACCELERATORS: [(&str, u64); 2] = [("sim-0", 24 << 30), ("sim-1", 24 << 30)];
@@ -140,9 +140,9 @@ impl DemoModel {
     }
 }
 
-/// Quotes as a double-quoted YAML scalar. Escapes `${`, which in a path is not a substitution.
-fn quoted(text: &str) -> String {
-    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace("${", "$${"))
+/// Quotes a path. Escapes `${`, which in a path is not a substitution.
+fn quoted(path: &str) -> String {
+    yaml_quoted(&path.replace("${", "$${"))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use rouse::{
     engine::Admission,
     fault::Fault,
     fleet::{
-        Fleet, Plan,
+        Fleet, Plan, RoutingChanges,
         command::{CloseReason, Command},
         event::{CanaryVerdict, Event, Waiter, WaiterId},
     },
@@ -28,18 +28,23 @@ mod parked_replies;
 mod reports;
 mod route_updates;
 mod served_tokens;
+mod timeline;
 mod transition_log;
+mod waits;
 
 pub use handle::{
-    CanaryGuard, ColdStart, DriverHandle, GrantedLease, OperationStatus, ParkRequest, WaitBreakdown,
+    CanaryGuard, ColdStart, DriverHandle, GrantedLease, LiveView, OperationStatus, ParkRequest, WaitBreakdown,
 };
 pub use journal::{Journal, JournalFile, replay};
 pub use served_tokens::{ServedTokens, ServedTokensCache};
+pub use timeline::{Timeline, TimelineEntry, TimelineKind, TimelineUpdate};
+pub use waits::{QuotedWait, WaitForecasts};
 
 use gates::EngineGates;
 use handle::{DriverRequest, DriverState};
 use parked_replies::ParkedReplies;
 use transition_log::TransitionRecorder;
+use waits::WaitRenewal;
 
 /// Maximum number of events in a turn: a flood of events must not delay the plan.
 const MAX_EVENTS_PER_TURN: usize = 256;
@@ -58,6 +63,11 @@ pub struct Driver {
     plan: Plan,
     /// Callers that wait for the next turn's view.
     refresh_waiters: Vec<oneshot::Sender<()>>,
+    /// Callers that wait for the next turn.
+    turn_waiters: Vec<oneshot::Sender<()>>,
+    wait_renewal: WaitRenewal,
+    /// Requests that arrived since the last turn, with the place for the quote of their wait.
+    unquoted: Vec<(WaiterId, QuotedWait)>,
     /// An order that arrived behind events. The fleet must process those before it validates the order.
     deferred_order: Option<DriverRequest>,
 }
@@ -92,7 +102,9 @@ impl Driver {
         self.fleet.issued(&self.plan.commands, now);
         debug_assert!(self.fleet.broken_invariants().is_empty(), "{:?}", self.fleet.broken_invariants());
         self.recorder.turn(&self.fleet, batch, &self.plan.commands, now);
+        self.shared.count_turn();
         batch.clear();
+        self.quote_arrivals(now);
         self.execute(now, batch);
         debug_assert!(
             self.gates.are_current(&self.fleet) && self.shared.is_current(&self.fleet, &self.gates)
@@ -101,13 +113,50 @@ impl Driver {
             self.shared.publish_view(&self.fleet, &self.plan);
             self.refresh_waiters.drain(..).for_each(|reply| reply.send(()).unwrap_or_default());
         }
+        self.turn_waiters.drain(..).for_each(|reply| reply.send(()).unwrap_or_default());
+    }
+
+    /// Quotes their waits to the requests that arrived since the last turn and still wait.
+    fn quote_arrivals(&mut self, now: Tick) {
+        let unquoted = std::mem::take(&mut self.unquoted);
+        if unquoted.is_empty() {
+            return;
+        }
+        let arrived: Vec<WaiterId> = unquoted.iter().map(|(waiter, _)| *waiter).collect();
+        let quotes = self.fleet.quote_arrivals(&self.plan, &arrived, now);
+        for (waiter, model, forecast) in quotes {
+            if let Some((_, place)) = unquoted.iter().find(|(id, _)| *id == waiter) {
+                place.get_or_init(|| forecast.range);
+            }
+            self.shared.waits.set(model, forecast);
+        }
+    }
+
+    /// Brings the expected waits that waiting requests read up to date with the changes of a turn.
+    fn update_waits(&mut self, changes: &RoutingChanges, now: Tick) {
+        for model in changes.demand.iter().filter(|model| self.fleet.waiting(model) == 0) {
+            self.shared.waits.remove(model);
+        }
+        if changes.reconfigured || !changes.models.is_empty() {
+            self.wait_renewal.mark_stale();
+        }
+        self.renew_waits(now);
+    }
+
+    /// Renews these waits if an engine has changed, and the last renewal was long enough ago.
+    fn renew_waits(&mut self, now: Tick) {
+        if self.wait_renewal.begin(now) {
+            let waits = self.fleet.expected_waits_of(&self.plan, self.fleet.queued_models());
+            self.shared.waits.replace(waits);
+        }
     }
 
     /// Waits for an event, then takes all that are pending.
     async fn receive(&mut self, batch: &mut Vec<Event>) {
-        let due = self.fleet.next_deadline().map(|at| self.shared.clock.instant_at(at));
-        let sleep = sleep_until_some(due);
-        tokio::pin!(sleep);
+        let clock = self.shared.clock;
+        let sleep = sleep_until_some(self.fleet.next_deadline().map(|at| clock.instant_at(at)));
+        let renewal = sleep_until_some(self.wait_renewal.due().map(|at| clock.instant_at(at)));
+        tokio::pin!(sleep, renewal);
         let mut happened = !batch.is_empty();
         // The last turn processed the events ahead of this order. The events that its execution caused are newer.
         if let Some(order) = self.deferred_order.take() {
@@ -123,6 +172,13 @@ impl Driver {
                 Some(event) = self.events.recv() => batch.push(event),
                 () = self.gates.changed() => {}
                 () = &mut sleep => {}
+                () = &mut renewal => {
+                    // The fleet has received no event since the last plan, so no turn is needed for that.
+                    self.renew_waits(clock.now());
+                    let next = self.wait_renewal.due().map(|at| clock.instant_at(at));
+                    renewal.set(sleep_until_some(next));
+                    happened = false;
+                }
             }
         }
         // A turn that already has events yields to other tasks too.
@@ -170,11 +226,12 @@ impl Driver {
     /// Returns whether the request needs a turn.
     fn handle_request(&mut self, request: DriverRequest, batch: &mut Vec<Event>) -> bool {
         match request {
-            DriverRequest::Park { waiter, reply } => {
+            DriverRequest::Park { waiter, reply, quoted } => {
                 // The report that the waiter has left may be taken before this request.
                 let left = reply.is_closed().then_some(Event::Left { waiter: waiter.id });
                 if left.is_none() {
                     self.queue.add(waiter.clone(), reply);
+                    self.unquoted.push((waiter.id, quoted));
                 }
                 batch.push(Event::Arrived { waiter });
                 batch.extend(left);
@@ -189,6 +246,7 @@ impl Driver {
                 drop(reply.send(answer));
             }
             DriverRequest::Refresh(reply) => self.refresh_waiters.push(reply),
+            DriverRequest::TakeTurn(reply) => self.turn_waiters.push(reply),
             // The fleet has received no event since the last plan, so the plan's reasons hold.
             DriverRequest::Inspect(read) => {
                 read(&self.fleet, &self.plan, &self.gates);
@@ -224,6 +282,7 @@ impl Driver {
         let changes = self.fleet.take_routing_changes();
         self.gates.sync(&self.fleet, &changes, self.platform.as_ref());
         self.shared.publish(&self.fleet, &changes, &self.gates);
+        self.update_waits(&changes, now);
         self.platform.turn_completed(&self.fleet, &self.plan, &changes);
         for command in commands {
             match command {
@@ -257,7 +316,11 @@ impl Driver {
                 }
                 Command::Refuse { waiter, fault } => {
                     self.platform.request_refused(&self.fleet, &fault);
-                    self.queue.refuse(waiter, fault);
+                    if let Some((waiter, reply)) = self.queue.remove(waiter) {
+                        self.recorder.refused(&waiter.model, &fault, now);
+                        // An error means that the request has left.
+                        drop(reply.send(Err(fault)));
+                    }
                 }
                 Command::FinishOperation { operation, outcome } => self.shared.finish(operation, outcome),
                 Command::CloseGate { .. } | Command::RevokeLeases { .. } if !elsewhere(&command) => {}

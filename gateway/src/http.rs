@@ -9,7 +9,11 @@
 //! connection, because the unread body would follow on it. When a client disconnects, hyper drops the request's future,
 //! and every resource that the future holds is released.
 
-use std::{pin::Pin, rc::Rc, sync::Arc};
+use std::{
+    pin::Pin,
+    rc::Rc,
+    sync::{Arc, OnceLock},
+};
 
 use arc_swap::{ArcSwap, Guard};
 use bytes::Bytes;
@@ -39,6 +43,7 @@ use crate::{
 };
 
 mod access;
+pub(crate) mod active_requests;
 pub mod admin;
 mod affinity;
 mod body;
@@ -62,6 +67,8 @@ mod suggestions;
 #[cfg(test)]
 pub(crate) mod testing;
 
+use active_requests::ActiveRequests;
+pub use active_requests::{ActiveRequest, ActiveRequestList, RequestPhase};
 pub(crate) use body::BodyByteCounter;
 pub use driver_api::{DriverApi, DriverFuture};
 use infer::PendingRequest;
@@ -70,7 +77,7 @@ use request_context::RequestContext;
 pub use request_context::{FinishedRequest, NoopMetricsSink, RequestMetricsSink};
 use response_body::ClientResponseBody;
 pub(crate) use response_head::error_response_bytes;
-use response_head::{add_wait_headers, set_connection_close};
+use response_head::{add_expected_wait, add_wait_headers, set_connection_close};
 use route::ApiRoute;
 use routed_request::RoutedRequest;
 
@@ -83,6 +90,8 @@ pub struct ServerContext {
     body_bytes: Arc<BodyByteCounter>,
     response_owners: ResponseOwners,
     keys: ApiKeyStore,
+    /// The key of requests that come through the admin API, made for the first of them.
+    operator_key: OnceLock<Arc<ApiKey>>,
     started: Tick,
 }
 
@@ -92,6 +101,7 @@ pub(crate) struct WorkerContext {
     pub(crate) pool: ConnectionPool,
     pub(crate) stage: watch::Receiver<ShutdownStage>,
     pub(crate) dates: Rc<DateCache>,
+    pub(crate) active_requests: Rc<ActiveRequests>,
     /// Whether the gateway was serving when this core took its stage receiver.
     serving_at_start: bool,
     ids: RequestIdGenerator,
@@ -133,8 +143,18 @@ impl ServerContext {
             body_bytes: bodies,
             response_owners: authors,
             keys,
+            operator_key: OnceLock::new(),
             started,
         })
+    }
+
+    /// The key of requests that come through the admin API. It may use all models, without limits.
+    pub(crate) fn operator_key(&self) -> Arc<ApiKey> {
+        let key = || {
+            let metrics = self.metrics_sink.key_metrics(keys::OPERATOR_KEY_NAME);
+            Arc::new(ApiKey::for_operators(metrics))
+        };
+        Arc::clone(self.operator_key.get_or_init(key))
     }
 }
 
@@ -146,6 +166,7 @@ impl WorkerContext {
             pool: ConnectionPool::default(),
             stage,
             dates: Rc::default(),
+            active_requests: Rc::default(),
             serving_at_start: began_serving,
             ids: RequestIdGenerator::new(),
             rng: Rng::new(),
@@ -243,8 +264,11 @@ fn handle_head(
         Ok((ApiRoute::Passthrough(_), key)) => {
             request.route_passthrough(&parts, key.as_deref(), &config).map(|call| (call, key))
         }
-        Ok((route, key)) => {
-            let mut response = request.serve_builtin_route(&route, key.as_deref(), exchange);
+        Ok((route @ (ApiRoute::Models | ApiRoute::Model(_)), key)) => {
+            return HeadOutcome::Pending(Box::pin(request.list_models(route, key, unread, exchange)));
+        }
+        Ok((route, _)) => {
+            let mut response = request.serve_builtin_route(&route, exchange);
             request.close_unread(&mut response, unread);
             return HeadOutcome::Responded(request.finish(response));
         }
@@ -326,6 +350,9 @@ impl RequestHandler {
             self;
         context.head_sent(response.status().as_u16(), now);
         response.headers_mut().insert(REQUEST_ID, context.id.clone());
+        if let Some(expected) = context.expected_wait() {
+            add_expected_wait(response.headers_mut(), expected);
+        }
         if form == ApiSchema::Anthropic {
             // Anthropic's SDKs read the request id from this header.
             response.headers_mut().entry("request-id").or_insert_with(|| context.id.clone());
@@ -340,33 +367,60 @@ impl RequestHandler {
         if is_head && socket.is_multiplexed() { strip_head_response_body(response) } else { response }
     }
 
-    /// Serves the routes that need no body.
-    fn serve_builtin_route(
-        &self,
-        route: &ApiRoute,
-        key: Option<&ApiKey>,
+    /// Serves the list of models, or one of them.
+    async fn list_models(
+        self,
+        route: ApiRoute,
+        key: Option<Arc<ApiKey>>,
+        unread: bool,
         exchange: ConnectionExchangeGuard,
     ) -> Response<ClientResponseBody> {
-        let routes = self.worker.server.driver.routes();
-        let created = self.worker.server.started.0 / 1000;
-        let json = |body| (StatusCode::OK, "application/json", body);
-        let (status, kind, body) = match route {
-            ApiRoute::Models => json(models::list(&routes, key, created)),
+        let server = &self.worker.server;
+        let waits = server.driver.expected_waits().await;
+        let (routes, now) = (server.driver.routes(), self.worker.now());
+        let list =
+            models::ModelList { routes: &routes, waits: &waits, now, created: server.started.0 / 1000 };
+        let body = match &route {
             ApiRoute::Model(escaped) => match route::find_model(&routes.registry, escaped) {
-                Some((name, model)) if key.is_none_or(|key| key.may_use(model)) => {
-                    json(models::single(&routes, &name, model, created))
+                Some((name, model)) if key.as_ref().is_none_or(|key| key.may_use(model)) => {
+                    Ok(list.single(&name, model))
                 }
                 _ => {
                     let name = route::percent_decode(escaped).unwrap_or_else(|| escaped.clone());
-                    return self
-                        .refuse(&suggestions::model_not_found(&routes.registry, key, &name), exchange);
+                    Err(suggestions::model_not_found(&routes.registry, key.as_deref(), &name))
                 }
             },
-            ApiRoute::Readyz if !routes.ready || self.worker.is_draining() => {
-                (StatusCode::SERVICE_UNAVAILABLE, "text/plain", Bytes::from_static(b"not ready\n"))
-            }
-            _ => (StatusCode::OK, "text/plain", Bytes::from_static(b"ok\n")),
+            _ => Ok(list.all(key.as_deref())),
         };
+        let mut response = match body {
+            Ok(body) => self.text(StatusCode::OK, "application/json", body, exchange),
+            Err(fault) => self.refuse(&fault, exchange),
+        };
+        self.close_unread(&mut response, unread);
+        self.finish(response)
+    }
+
+    /// Serves the health checks.
+    fn serve_builtin_route(
+        &self,
+        route: &ApiRoute,
+        exchange: ConnectionExchangeGuard,
+    ) -> Response<ClientResponseBody> {
+        let is_ready = self.worker.server.driver.routes().ready && !self.worker.is_draining();
+        let (status, body) = match route {
+            ApiRoute::Readyz if !is_ready => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n"),
+            _ => (StatusCode::OK, "ok\n"),
+        };
+        self.text(status, "text/plain", Bytes::from_static(body.as_bytes()), exchange)
+    }
+
+    fn text(
+        &self,
+        status: StatusCode,
+        kind: &'static str,
+        body: Bytes,
+        exchange: ConnectionExchangeGuard,
+    ) -> Response<ClientResponseBody> {
         let mut response = Response::new(ClientResponseBody::text(body, Rc::clone(&self.context), exchange));
         *response.status_mut() = status;
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));

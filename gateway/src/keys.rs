@@ -42,6 +42,9 @@ pub(crate) use prompt_size::prompt_text_bytes;
 pub(crate) use quota_charge::QuotaCharge;
 pub(crate) use redact::redact;
 
+/// The name of the key of requests that come through the admin API.
+pub(crate) const OPERATOR_KEY_NAME: &str = "admin";
+
 /// One configured key and its counters.
 pub struct ApiKey {
     pub name: Arc<str>,
@@ -177,6 +180,21 @@ impl ApiKeyTable {
 }
 
 impl ApiKey {
+    /// The key of requests that come through the admin API.
+    pub(crate) fn for_operators(metrics: Option<Arc<KeyMetrics>>) -> Self {
+        Self {
+            name: OPERATOR_KEY_NAME.into(),
+            client_hash: rouse_net::openai::stable_hash(OPERATOR_KEY_NAME.as_bytes()),
+            priority: 0,
+            heartbeat: true,
+            limits: RateLimits::default(),
+            models: ModelAccess::All,
+            account: Arc::new(QuotaAccount::new()),
+            body_bytes: Arc::default(),
+            metrics,
+        }
+    }
+
     pub(crate) fn may_use(&self, model: &ModelName) -> bool {
         match &self.models {
             ModelAccess::All => true,

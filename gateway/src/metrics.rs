@@ -44,6 +44,7 @@ pub use self::{
     labels::{OutcomeLabel, RouteLabel, StatusClass, TransitionCause, TransitionKind},
     model::ModelMetrics,
     telemetry_drops::TelemetryDropCounters,
+    traffic::TrafficTotals,
 };
 
 /// Buckets of the latency that the gateway itself adds to a request, in seconds.
@@ -220,6 +221,16 @@ impl Metrics {
     #[must_use]
     pub fn configured_model(&self, name: &ModelName) -> Option<Arc<ModelMetrics>> {
         self.models.load().get(name).cloned()
+    }
+
+    /// Returns what each configured model has served so far, without those that have had no request.
+    #[must_use]
+    pub fn traffic_totals(&self) -> BTreeMap<ModelName, TrafficTotals> {
+        let models = self.models.load();
+        let totals = |(name, metrics): (&ModelName, &Arc<ModelMetrics>)| {
+            metrics.traffic_totals().map(|totals| (name.clone(), totals))
+        };
+        models.iter().filter_map(totals).collect()
     }
 
     /// Returns the metrics for requests that name no configured model.

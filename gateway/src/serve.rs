@@ -15,6 +15,7 @@ mod admin;
 mod api;
 #[cfg(feature = "pipe")]
 pub mod api;
+mod api_workers;
 pub(crate) mod balance;
 mod connection;
 mod listener;
@@ -24,6 +25,7 @@ pub mod tls;
 
 pub use admin::AdminServer;
 pub use api::{ApiServer, ServingThreads};
+pub use api_workers::ApiWorkers;
 #[cfg(test)]
 pub(crate) use connection::LocalExecutor;
 pub use listener::BoundSockets;

@@ -23,6 +23,12 @@ use rouse::{fault::FailureCause, fleet::event::CanaryVerdict};
 
 pub use counters::EngineCounters;
 
+/// Text of [`Adapter::exercise`]: some hundred tokens, which fit into the context of every model.
+const EXERCISE_WORD: &str = "word ";
+const EXERCISE_WORDS: usize = 100;
+/// Tokens of its answer.
+const EXERCISE_TOKENS: u32 = 16;
+
 /// The calls that an engine understands for sleep and wake.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SleepApi {
@@ -159,26 +165,37 @@ impl Adapter {
     /// Sends the smallest request of the model's task. Health and the list of models answer before an engine can serve.
     /// The verdict is inconclusive only when the response carries the mark of a stub that forwards no requests.
     pub async fn probe(&self, within: Duration) -> CanaryVerdict {
+        self.send_request("1", 1, within).await
+    }
+
+    /// Sends a request of the model's task that is long enough to make the engine take all its memory.
+    pub async fn exercise(&self, within: Duration) -> CanaryVerdict {
+        self.send_request(&EXERCISE_WORD.repeat(EXERCISE_WORDS), EXERCISE_TOKENS, within).await
+    }
+
+    async fn send_request(&self, text: &str, tokens: u32, within: Duration) -> CanaryVerdict {
         let model = &self.profile.served_name;
         let answer = match self.profile.task {
             ProbeTask::Generate => {
-                let messages = json!([{"role": "user", "content": "1"}]);
-                let chat = json!({"model": model, "messages": messages, "max_tokens": 1, "temperature": 0});
+                let messages = json!([{"role": "user", "content": text}]);
+                let chat =
+                    json!({"model": model, "messages": messages, "max_tokens": tokens, "temperature": 0});
                 let answer = self.client.post("/v1/chat/completions", Some(&chat), within).await;
                 // A base model has no chat template, and some servers have no chat route.
                 if answer.as_ref().is_ok_and(|reply| matches!(reply.status, 400 | 404)) {
-                    let text = json!({"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0});
-                    self.client.post("/v1/completions", Some(&text), within).await
+                    let plain =
+                        json!({"model": model, "prompt": text, "max_tokens": tokens, "temperature": 0});
+                    self.client.post("/v1/completions", Some(&plain), within).await
                 } else {
                     answer
                 }
             }
             ProbeTask::Embed => {
-                let body = json!({"model": model, "input": "1"});
+                let body = json!({"model": model, "input": text});
                 self.client.post("/v1/embeddings", Some(&body), within).await
             }
             ProbeTask::Score => {
-                let body = json!({"model": model, "text_1": "1", "text_2": "1"});
+                let body = json!({"model": model, "text_1": text, "text_2": text});
                 self.client.post("/score", Some(&body), within).await
             }
             ProbeTask::Transcribe | ProbeTask::None => return self.health_verdict(within).await,

@@ -5,7 +5,12 @@
 
 use std::{collections::BTreeMap, sync::OnceLock, time::Duration};
 
-use nvml_wrapper::{Device as Handle, enums::device::UsedGpuMemory, error::NvmlError};
+use nvml_wrapper::{
+    Device as Handle,
+    enum_wrappers::device::{EccCounter, MemoryError},
+    enums::device::UsedGpuMemory,
+    error::NvmlError,
+};
 
 use rouse::{model::AcceleratorId, units::Bytes};
 
@@ -34,6 +39,26 @@ pub struct NvmlDevice {
     pub index: Option<u32>,
     /// Its memory, without what the driver reserves for itself.
     pub usable: Bytes,
+}
+
+/// Versions of the driver and of its library.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriverVersions {
+    pub driver: String,
+    pub nvml: String,
+    /// The newest CUDA that the driver supports, such as `12.4`; `None` where the driver does not report it.
+    pub cuda: Option<String>,
+}
+
+/// Name and faults of one accelerator. A driver that does not report a fault reports none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceCondition {
+    /// The product's name.
+    pub name: Option<String>,
+    /// Memory errors since the driver was loaded that the accelerator could not correct.
+    pub uncorrected_errors: u64,
+    /// Faulty memory is taken out of use at the next reset.
+    pub retires_pages: bool,
 }
 
 /// Memory of one accelerator at one moment.
@@ -80,6 +105,35 @@ impl Nvml {
             }
         }
         Ok(found)
+    }
+
+    /// Returns the versions of the driver and its library. Blocks.
+    ///
+    /// # Errors
+    /// There is no driver, or it does not answer.
+    pub fn versions(&self) -> Result<DriverVersions, Error> {
+        let nvml = self.library()?;
+        let cuda = nvml.sys_cuda_driver_version().ok();
+        Ok(DriverVersions {
+            driver: nvml.sys_driver_version()?,
+            nvml: nvml.sys_nvml_version()?,
+            cuda: cuda.map(|number| format!("{}.{}", number / 1000, number % 1000 / 10)),
+        })
+    }
+
+    /// Returns name and faults of one accelerator. Blocks.
+    #[must_use]
+    pub fn condition(&self, id: &AcceleratorId) -> DeviceCondition {
+        let Some(device) = self.library().ok().and_then(|nvml| nvml.device_by_uuid(id.as_str()).ok()) else {
+            return DeviceCondition::default();
+        };
+        DeviceCondition {
+            name: device.name().ok(),
+            uncorrected_errors: device
+                .total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile)
+                .unwrap_or_default(),
+            retires_pages: device.are_pages_pending_retired().unwrap_or_default(),
+        }
     }
 
     /// Resolves an index in the driver's own order, such as `3`, or `3:1` for a part. Blocks.

@@ -25,7 +25,7 @@ use std::{
 };
 
 /// Below Linux's usual ephemeral range (32768 and up) and the node ports of Kubernetes (30000 and up).
-const CANDIDATE_PORTS: Range<u16> = 20_000..30_000;
+pub const CANDIDATE_PORTS: Range<u16> = 20_000..30_000;
 
 /// Offset of the next candidate. It starts at a random number, so that programs that start together try different
 /// ports.
@@ -105,7 +105,8 @@ fn bind_claim(port: u16) -> io::Result<UnixDatagram> {
 }
 
 /// Parses the lowest ephemeral port from `32768\t60999`.
-fn lowest_ephemeral_port(range: &str) -> Option<u16> {
+#[must_use]
+pub fn lowest_ephemeral_port(range: &str) -> Option<u16> {
     range.split_whitespace().next()?.parse().ok()
 }
 

@@ -23,6 +23,7 @@ use tokio::{
     task,
 };
 
+pub mod memory;
 mod sock_diag;
 pub mod table;
 

@@ -227,6 +227,7 @@ impl LastOutcome {
                 Some(CloseReason::Fault | CloseReason::SleepDenied) => {
                     format!("stopped at {at}: the engine did not fall asleep")
                 }
+                Some(CloseReason::Rehearsal) => format!("put to sleep at {at} for a rehearsal"),
                 Some(CloseReason::PublishedNotAwake) | None => format!("stopped at {at}"),
             },
         }
@@ -307,8 +308,15 @@ impl Engine {
 
     /// Whether the engine was evicted for another model's turn, and has not served since.
     pub(crate) fn is_evicted(&self) -> bool {
-        let past = self.last_outcome.as_ref().map(|past| &past.outcome);
-        matches!(past, Some(EngineOutcome::Deactivated { reason: Some(CloseReason::Turn), .. }))
+        self.last_deactivation() == Some(CloseReason::Turn)
+    }
+
+    /// Why the engine was last put to sleep or stopped, if it has not served or failed since.
+    pub(crate) fn last_deactivation(&self) -> Option<CloseReason> {
+        match &self.last_outcome.as_ref()?.outcome {
+            EngineOutcome::Deactivated { reason, .. } => *reason,
+            EngineOutcome::Failed(_) => None,
+        }
     }
 
     /// The last failure, if the engine has not served since.

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::FailureCause;
 use crate::{
+    fleet::quote::WaitRange,
     model::ModelName,
     units::{Bytes, Millis},
 };
@@ -23,8 +24,8 @@ pub struct WaitDetails {
     ///
     /// The gateway redacts these names for clients that must not know the models. They are the names in the text: the
     /// configuration may have others by the time a client reads it.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub named_models: Vec<ModelName>,
+    #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
+    pub named_models: Box<[ModelName]>,
     pub waited: Millis,
     /// Place in the model's queue, from 1; 0 if the request was not queued.
     pub position: u32,
@@ -33,8 +34,15 @@ pub struct WaitDetails {
     /// Number of engines that hold memory, too, and are not among `holders`; at most 65,535.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub unlisted_holders: u16,
-    /// When a retry makes sense at the earliest, from now.
+    /// When something may change at the earliest, from now.
     pub retry_after: Option<Millis>,
+    /// How long a request that arrives now is expected to wait; `None` if that is unknown.
+    ///
+    /// Boxed to keep [`Fault`] small.
+    ///
+    /// [`Fault`]: super::Fault
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected_wait: Option<Box<WaitRange>>,
     /// The limit that ended the wait, if one did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expired_limit: Option<WaitLimit>,

@@ -29,6 +29,8 @@ pub enum CloseReason {
     Fault,
     /// The engine accepted the sleep order and reports that it is awake; a new request cancels this drain too.
     SleepDenied,
+    /// The engine sleeps and wakes once without need; a new request cancels this drain, unless the engine is new.
+    Rehearsal,
     Shutdown,
     /// The leader publishes that the engine is not awake.
     PublishedNotAwake,

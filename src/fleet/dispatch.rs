@@ -8,6 +8,7 @@ pub(in crate::fleet) mod fairness;
 pub(in crate::fleet) mod queue;
 
 use std::{
+    cell::OnceCell,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
@@ -24,6 +25,7 @@ use crate::{
         },
         event::{Event, Waiter, WaiterId},
         plan::{PlanBuilder, QueueDemand, WaiterVerdicts},
+        quote::{WaitRange, book::QuoteBook, forecast::WaitForecaster},
         state::engines::take_models,
     },
     model::ModelName,
@@ -91,6 +93,11 @@ impl Dispatch {
 
     pub(in crate::fleet) fn set_counters(&mut self, model: &ModelName, band: i32, shares: &FairnessCounters) {
         self.queue_mut(model).set_counters(band, shares);
+    }
+
+    /// Returns a request that waits.
+    pub(in crate::fleet) fn waiter(&self, id: WaiterId) -> Option<&Waiter> {
+        self.waiters.get(&id).map(|waiter| &**waiter)
     }
 
     fn take_waiter(&mut self, id: WaiterId) -> Option<Arc<Waiter>> {
@@ -179,6 +186,7 @@ impl Dispatch {
         &self,
         builder: &mut PlanBuilder<'_>,
         verdicts: &WaiterVerdicts,
+        quotes: &QuoteBook,
         now: Tick,
     ) -> Vec<Command> {
         let mut out = Vec::new();
@@ -197,13 +205,20 @@ impl Dispatch {
         });
         let granted: BTreeSet<WaiterId> = granted.collect();
         let overflow = self.overflow(&granted, builder);
+        // Made for the first refusal, and shared by all of them.
+        let (draft, forecaster) = (&*builder, OnceCell::new());
         for (model, queue) in &self.queues {
             let overflowing = !overflow.is_empty() && queue.waiter_ids().any(|id| overflow.contains(id));
             if verdicts.refuses(model) || queue.has_expired_waiter(now) || overflowing {
                 let ungranted = queue.in_fair_order().filter(|waiter| !granted.contains(&waiter.id));
-                refuse(model, ungranted, &overflow, verdicts, now, &mut out);
+                let expected_wait = || {
+                    let forecaster = forecaster.get_or_init(|| new_forecaster(draft, quotes, now));
+                    Some(forecaster.forecast(model, draft.waiting(model))?.range)
+                };
+                refuse(model, ungranted, &overflow, verdicts, &expected_wait, now, &mut out);
             }
         }
+        drop(forecaster);
         for engine in builder.engines_awaiting_probe() {
             builder.probe(&engine);
         }
@@ -281,16 +296,24 @@ fn grant(assigned: &AssignedWaiter<'_>, builder: &mut PlanBuilder<'_>, out: &mut
     out.push(grant);
 }
 
+/// Forecasts how long requests that arrive now are expected to wait.
+fn new_forecaster<'b>(builder: &'b PlanBuilder<'_>, quotes: &'b QuoteBook, now: Tick) -> WaitForecaster<'b> {
+    let (planner, demand, clients) = (builder.planner.clone(), builder.demand, builder.waiting_clients);
+    WaitForecaster::new(planner, demand, clients, &builder.turn_order, quotes, now)
+}
+
 /// Refuses waiters. Builds the refusal only for refused waiters, because this runs for every event.
 fn refuse<'w>(
     model: &ModelName,
     queue: impl Iterator<Item = &'w Waiter>,
     overflow: &QueueOverflow,
     verdicts: &WaiterVerdicts,
+    expected_wait: &dyn Fn() -> Option<WaitRange>,
     now: Tick,
     out: &mut Vec<Command>,
 ) {
     let refuses_all = verdicts.refuses(model);
+    let mut expected = None;
     for (index, waiter) in queue.enumerate() {
         let (expired, overflowing) = (waiter.deadline <= now, overflow.contains(waiter.id));
         if !(refuses_all || expired || overflowing) {
@@ -300,6 +323,7 @@ fn refuse<'w>(
             waited: now.since(waiter.arrived),
             position: u32::try_from(index + 1).unwrap_or(u32::MAX),
             expired_limit: expired.then(|| verdicts.wait_limit(waiter)),
+            expected_wait: expected.get_or_insert_with(expected_wait).map(Box::new),
             ..verdicts.wait_details(model)
         };
         let fault = match verdicts.refusal(model, &wait) {

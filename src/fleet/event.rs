@@ -19,6 +19,7 @@ use crate::{
         turn_clients::TurnClients,
     },
     fault::FailureCause,
+    fleet::quote::LearnedTimes,
     model::{AcceleratorId, EngineId, FleetConfig, ModelName, SleepLevel, VariantName},
     units::{Bytes, Generation, Millis, Tick},
 };
@@ -390,4 +391,7 @@ pub struct LearnedMeasurements {
     /// the declared memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed: Option<Bytes>,
+    /// The times of its steps with their spread, for quotes.
+    #[serde(default, skip_serializing_if = "LearnedTimes::is_empty")]
+    pub times: LearnedTimes,
 }

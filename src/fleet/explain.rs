@@ -183,7 +183,7 @@ impl ModelReason {
     pub(in crate::fleet) fn wait_details(&self, now: Tick) -> WaitDetails {
         WaitDetails {
             waited_for: self.text.clone(),
-            named_models: self.named_models.clone(),
+            named_models: self.named_models.as_slice().into(),
             holders: self.holders.clone(),
             unlisted_holders: self.unlisted_holders,
             retry_after: self.retry_after.map(|at| at.since(now)),

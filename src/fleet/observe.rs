@@ -12,7 +12,7 @@ mod memory;
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
-    engine::{Engine, state::LifecycleState},
+    engine::{Engine, rehearsal::SleepRehearsal, state::LifecycleState},
     fleet::{
         event::{Event, OperatorAction},
         plan::{
@@ -202,6 +202,9 @@ impl Planner {
             self.engines.change(id, |engine| {
                 engine.failures = 0;
                 engine.failures_since_serving = 0;
+                if engine.rehearsal == SleepRehearsal::Failed {
+                    engine.rehearsal = SleepRehearsal::NotDue;
+                }
                 if engine.failure().is_some() {
                     engine.last_outcome = None;
                 }

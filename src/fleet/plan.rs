@@ -14,9 +14,11 @@ pub(in crate::fleet) mod place;
 
 mod deadlines;
 mod model_record;
+mod rehearsal;
 mod verdicts;
 
 use std::{
+    cell::OnceCell,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
@@ -32,8 +34,12 @@ use crate::{
         event::OperationId,
         explain::ModelReason,
         plan::{
-            admit::closure::ClosureAttempt, desired::ScalingIndex, leadership::LeadershipRole,
-            operations::OperatorOperation, place::PlacementCandidate,
+            admit::closure::ClosureAttempt,
+            desired::ScalingIndex,
+            leadership::LeadershipRole,
+            operations::OperatorOperation,
+            place::{PlacementCandidate, candidate_sets::CandidateCache},
+            rehearsal::WantedMemory,
         },
         report::{ModelReport, Report},
         state::{
@@ -141,6 +147,15 @@ pub struct PlanBuilder<'a> {
     pub(in crate::fleet) closure_attempt: Option<ClosureAttempt>,
     /// The part of `claims` that is for dependencies of another engine.
     pub(in crate::fleet) dependency_claims: BTreeMap<EngineId, PlacementCandidate>,
+    /// Derived from the draft. Each change of the draft discards it.
+    pub(in crate::fleet) cache: DraftCache,
+}
+
+/// What several questions about one draft have in common. Made when it is first asked for.
+#[derive(Debug, Default)]
+pub(in crate::fleet) struct DraftCache {
+    candidates: CandidateCache,
+    wanted_memory: OnceCell<WantedMemory>,
 }
 
 /// What the next engine of each variant waits for.
@@ -152,6 +167,8 @@ pub(in crate::fleet) struct ReportInputs {
     pub(in crate::fleet) reasons: Arc<BTreeMap<ModelName, ModelReason>>,
     pub(in crate::fleet) replica_reasons: ReplicaReasons,
     pub(in crate::fleet) demand: BTreeMap<ModelName, QueueDemand>,
+    /// The engines that are wanted and not awake, in turn order.
+    pub(in crate::fleet) turn_order: Vec<EngineId>,
     pub(in crate::fleet) now: Tick,
 }
 
@@ -176,6 +193,7 @@ impl<'a> PlanBuilder<'a> {
             turn_positions: BTreeMap::new(),
             closure_attempt: None,
             dependency_claims: BTreeMap::new(),
+            cache: DraftCache::default(),
         }
     }
 
@@ -196,12 +214,13 @@ impl<'a> PlanBuilder<'a> {
 
     /// Adds a command to the plan and records it in the draft at once.
     pub(in crate::fleet) fn emit(&mut self, command: Command) {
-        self.planner.apply(&command, self.now);
+        self.record(&command);
         self.commands.push(command);
     }
 
     pub(in crate::fleet) fn record(&mut self, command: &Command) {
         self.planner.apply(command, self.now);
+        self.cache = DraftCache::default();
     }
 
     /// Number of commands decided and not yet taken.
@@ -251,8 +270,8 @@ impl<'a> PlanBuilder<'a> {
 
     /// Returns the draft, in which all commands are recorded, and the inputs of its report.
     pub(in crate::fleet) fn into_parts(self) -> (Planner, ReportInputs) {
-        let Self { planner, reasons, replica_reasons, now, .. } = self;
-        (planner, ReportInputs { reasons, replica_reasons, demand: BTreeMap::new(), now })
+        let Self { planner, reasons, replica_reasons, turn_order, now, .. } = self;
+        (planner, ReportInputs { reasons, replica_reasons, demand: BTreeMap::new(), turn_order, now })
     }
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     engine::{last_outcome::LastOutcome, saturation_limit::SaturationLimit},
     fault::WaitDetails,
-    fleet::event::LearnedMeasurements,
+    fleet::{event::LearnedMeasurements, quote::WaitRange},
     model::{AcceleratorId, EngineId, ModelName, VariantName},
     units::{Bytes, Generation, Tick, pluralize},
 };
@@ -137,6 +137,9 @@ pub struct ModelView {
     pub waiting: u32,
     pub leases: u32,
     pub pinned: bool,
+    /// How long a request that arrives now is expected to wait; `None` if that is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected_wait: Option<WaitRange>,
     pub reason: String,
     /// The model's last outcome, if it has not served since.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -166,7 +166,10 @@ impl SimulatedWorld {
     /// An engine that is kept awake must not close for another model's turn, for idleness or for a lower target.
     pub(super) fn check_kept_awake(&mut self, engine: &EngineId, reason: CloseReason) {
         let open = self.gates.get(engine).is_some_and(|gate| gate.open);
-        let is_optional = matches!(reason, CloseReason::Turn | CloseReason::Idle | CloseReason::ScaledDown);
+        let is_optional = matches!(
+            reason,
+            CloseReason::Turn | CloseReason::Idle | CloseReason::ScaledDown | CloseReason::Rehearsal
+        );
         if open && is_optional && self.is_kept_awake(engine) {
             self.record_violation(format!(
                 "{engine} is deactivated ({reason:?}) although it must stay awake"

@@ -51,6 +51,9 @@ impl SimulatedWorld {
                 if why == CloseReason::Turn && self.gates.get(&engine).is_some_and(|gate| gate.open) {
                     self.tally.add("swaps");
                 }
+                if why == CloseReason::Rehearsal {
+                    self.tally.add("rehearsals");
+                }
                 self.close_gate(&engine, generation);
             }
             Command::RevokeLeases { engine, generation, .. } => self.revoke(&engine, generation),
@@ -411,6 +414,9 @@ impl SimulatedWorld {
                 self.record_violation(format!("waiter {} is granted a lease after its deadline", waiter.0));
             }
             self.record_wait(&key, wait);
+        }
+        if !canary {
+            self.end_quoted_wait(id);
         }
         self.begin_exchange(id, engine, generation, canary);
     }

@@ -240,6 +240,7 @@ impl SimulatedWorld {
             }
             _ => {
                 *canary = false;
+                self.end_quoted_wait(id);
                 self.send_event(Event::Canary { engine, generation, verdict: CanaryVerdict::Passed });
             }
         }

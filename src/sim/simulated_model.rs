@@ -3,7 +3,7 @@
 use crate::{
     model::{
         AcceleratorRequirement, EngineMemory, IdlePolicy, ModelName, ModelSpec, QueueOverrides,
-        ScaleUpEviction, SleepLevelPolicy,
+        RehearsalPolicy, ScaleUpEviction, SleepLevelPolicy,
     },
     saturation::Thresholds,
     units::Millis,
@@ -17,7 +17,12 @@ pub fn simulated_model(name: impl Into<ModelName>, memory: EngineMemory) -> Mode
         aliases: Vec::new(),
         accelerators: AcceleratorRequirement::Count(1),
         memory,
-        idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Auto },
+        idle: IdlePolicy {
+            sleep_after: None,
+            stop_after: None,
+            level: SleepLevelPolicy::Auto,
+            rehearse: RehearsalPolicy::Never,
+        },
         replicas: 1,
         pinned: false,
         min_replicas: 0,

@@ -11,6 +11,7 @@ use super::{
     key_usage::KeyUsage,
     machine::SimulatedMachine,
     process::ProcessStep,
+    quotes::{self, QuoteLog},
     random::SplitMix64,
     scenario::{Scenario, ScenarioAction},
     tally::Tally,
@@ -51,6 +52,7 @@ pub struct SimulatedWorld {
     pub(super) waiting_since: BTreeMap<ModelName, Tick>,
     pub(super) longest_wait: Millis,
     pub(super) key_usage: KeyUsage,
+    pub(super) quotes: QuoteLog,
     pub(super) operations: BTreeMap<OperationId, bool>,
     pub(super) next_waiter: u64,
     pub(super) next_operation: u64,
@@ -157,6 +159,7 @@ impl SimulatedWorld {
             waiting_since: BTreeMap::new(),
             longest_wait: Millis::ZERO,
             key_usage: KeyUsage::default(),
+            quotes: QuoteLog::default(),
             operations: BTreeMap::new(),
             next_waiter: 0,
             next_operation: 0,
@@ -301,11 +304,13 @@ impl SimulatedWorld {
             self.fleet.on(event, self.now);
             self.record_delivery(event);
         }
+        let arrived = quotes::arrivals(&events);
         if let Some(journal) = &mut self.journal {
             journal.push(JournalLine::Turn { at: self.now, events });
         }
         let plan = self.fleet.plan(self.now);
         self.fleet.issued(&plan.commands, self.now);
+        self.quote_arrivals(&plan, &arrived);
         self.check_turn(&plan);
         self.deadline = self.fleet.next_deadline();
         for command in plan.commands {

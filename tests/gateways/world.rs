@@ -9,7 +9,7 @@ use rouse::{
     },
     model::{
         Accelerator, AcceleratorId, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy,
-        ModelName, ModelSpec, SleepLevel, SleepLevelPolicy,
+        ModelName, ModelSpec, RehearsalPolicy, SleepLevel, SleepLevelPolicy,
     },
     sim::{SplitMix64, journal, simulated_model},
     units::{Bytes, Generation, Millis, Tick},
@@ -112,6 +112,7 @@ fn configuration(random: &mut SplitMix64) -> FleetConfig {
             sleep_after: random.chance(0.7).then(|| Millis(random.between(500, 8000))),
             stop_after: random.chance(0.3).then(|| Millis(random.between(5000, 20_000))),
             level: SleepLevelPolicy::Auto,
+            rehearse: RehearsalPolicy::Never,
         },
         replicas: random.between(1, 2) as u32,
         max_concurrency: random.chance(0.5).then(|| random.between(1, 4) as u32),

@@ -14,7 +14,8 @@ use rouse::{
     },
     model::{
         Accelerator, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy,
-        ModelSpec, QueueOverrides, QueuePolicy, ScaleUpEviction, SleepLevel, SleepLevelPolicy,
+        ModelSpec, QueueOverrides, QueuePolicy, RehearsalPolicy, ScaleUpEviction, SleepLevel,
+        SleepLevelPolicy,
     },
     saturation::Thresholds,
     units::{Bytes, Generation, Millis, Tick},
@@ -201,6 +202,7 @@ pub(crate) fn model(name: &str) -> ModelSpec {
             sleep_after: Some(Millis::secs(60)),
             stop_after: None,
             level: SleepLevelPolicy::One,
+            rehearse: RehearsalPolicy::Never,
         },
         replicas: 1,
         pinned: false,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rouse::model::{ModelName, SleepLevelPolicy};
+use rouse::model::{ModelName, RehearsalPolicy, SleepLevelPolicy};
 use rouse_config::{
     OnDisconnect, PassthroughPath, has_lora_by_command, kind_name, sets_kv_cache, sleep_api_by_command,
 };
@@ -11,7 +11,7 @@ use rouse_net::adapter::{EngineKind, ProbeTask, SleepApi};
 use super::{ModelHosting, Rejection, pod_template, spec_reader::SpecReader};
 use crate::crd::{
     InferenceModelSpec, PodTemplateJson,
-    inference_model::{self as written, SleepLevelSpec, SleepMode},
+    inference_model::{self as written, RehearsalSpec, ServingMode, SleepLevelSpec, SleepMode},
 };
 
 pub(super) fn engine(
@@ -142,6 +142,41 @@ pub(super) const fn level(level: SleepLevelSpec) -> SleepLevelPolicy {
         SleepLevelSpec::Auto => SleepLevelPolicy::Auto,
         SleepLevelSpec::Never => SleepLevelPolicy::Never,
     }
+}
+
+/// Reads when an engine rehearses its sleep, which is only for engines that may sleep at level 1, and not for mode
+/// dualPods.
+///
+/// There the pairing controller reserves only the residue of a sleeping engine, and another requester of its
+/// accelerators could take the rest before the engine wakes.
+pub(super) fn rehearsal(
+    reader: &mut SpecReader,
+    spec: &InferenceModelSpec,
+    can_sleep: bool,
+) -> RehearsalPolicy {
+    let rehearsal = match spec.engine.rehearse {
+        RehearsalSpec::Start => RehearsalPolicy::Start,
+        RehearsalSpec::Idle => RehearsalPolicy::Idle,
+        RehearsalSpec::Never => RehearsalPolicy::Never,
+    };
+    if rehearsal == RehearsalPolicy::Never {
+        return rehearsal;
+    }
+    if spec.mode == ServingMode::DualPods {
+        reader.reject_spec(
+            "engine.rehearse is not for mode dualPods: remove it, because another requester could take the memory \
+             of an engine that sleeps there",
+        );
+    } else if !can_sleep {
+        reader.reject_spec(
+            "engine.rehearse needs an engine that can sleep: remove it, or in mode deployment set engine.sleepMode",
+        );
+    } else if matches!(spec.engine.level, SleepLevelSpec::Two | SleepLevelSpec::Never) {
+        reader.reject_spec(
+            "engine.rehearse is only for sleeps at level 1: remove it, or set engine.level to 1 or auto",
+        );
+    }
+    rehearsal
 }
 
 /// Whether the engine's template starts it with LoRA adapters, which level 2 loses.

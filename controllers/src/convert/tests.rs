@@ -48,6 +48,7 @@ fn the_smallest_object_means_what_its_defaults_say() {
         sleep_after: Some(Millis::secs(600)),
         stop_after: Some(Millis::secs(3600)),
         level: SleepLevelPolicy::Auto,
+        rehearse: RehearsalPolicy::Never,
     };
     assert_eq!((spec.idle, spec.start_timeout), (idle, Millis::secs(300)));
     assert!(!spec.can_sleep && !spec.pinned && spec.explicit_memory);
@@ -149,6 +150,37 @@ fn a_pod_with_too_little_memory_for_the_weights_sleeps_at_level_2() {
     model_spec["variants"] = json!([{"name": "big", "template":
         {"spec": {"containers": [{"name": "vllm", "resources": {"limits": {"memory": "64Gi"}}}]}}}]);
     assert_eq!(level(&model_spec), SleepLevelPolicy::One, "a variant says its own");
+}
+
+#[test]
+fn an_engine_rehearses_its_sleep_where_its_memory_stays_reserved() {
+    let with = |mode: &str, rehearse: &str| {
+        let mut model_spec = vllm(mode, json!(["--enable-sleep-mode"]));
+        model_spec["engine"]["sleepMode"] = "vllm".into();
+        model_spec["engine"]["rehearse"] = rehearse.into();
+        model_spec
+    };
+    let rehearse = |mode: &str, own: &str| read(with(mode, own)).variants.remove(0).spec.idle.rehearse;
+    for (own, expected) in [
+        ("start", RehearsalPolicy::Start),
+        ("idle", RehearsalPolicy::Idle),
+        ("never", RehearsalPolicy::Never),
+    ] {
+        assert_eq!(rehearse("deployment", own), expected);
+    }
+    assert_eq!(rehearse("dualPods", "never"), RehearsalPolicy::Never);
+    let (_, why) = refused(with("dualPods", "idle"));
+    assert!(why.contains("engine.rehearse is not for mode dualPods"), "{why}");
+    for (field, value, expected) in [
+        ("sleepMode", "none", "engine.rehearse needs an engine that can sleep"),
+        ("level", "2", "engine.rehearse is only for sleeps at level 1"),
+        ("level", "never", "engine.rehearse is only for sleeps at level 1"),
+    ] {
+        let mut model_spec = with("deployment", "start");
+        model_spec["engine"][field] = value.into();
+        let (_, why) = refused(model_spec);
+        assert!(why.contains(expected), "{why}");
+    }
 }
 
 #[test]

@@ -18,7 +18,9 @@ use super::{
 };
 
 pub use self::{
-    engine::{EngineKindSpec, EngineSpec, OnDisconnectSpec, ProbeTaskSpec, SleepLevelSpec, SleepMode},
+    engine::{
+        EngineKindSpec, EngineSpec, OnDisconnectSpec, ProbeTaskSpec, RehearsalSpec, SleepLevelSpec, SleepMode,
+    },
     saturation::{
         ActuationSpec, MayEvictSpec, SaturationProfileSpec, SaturationSpec, SaturationStatus,
         SaturationTarget,

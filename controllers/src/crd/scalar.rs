@@ -65,10 +65,8 @@ impl SpanOrNever {
 
 /// Writes the exact size, in the largest binary unit that divides it.
 impl From<Bytes> for Quantity {
-    fn from(Bytes(bytes): Bytes) -> Self {
-        let units = [(40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")];
-        let whole = units.iter().find(|(shift, _)| bytes != 0 && bytes.trailing_zeros() >= *shift);
-        Self(whole.map_or_else(|| bytes.to_string(), |(shift, unit)| format!("{}{unit}", bytes >> shift)))
+    fn from(size: Bytes) -> Self {
+        Self(size.to_exact_text())
     }
 }
 

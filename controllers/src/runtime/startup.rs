@@ -50,7 +50,10 @@ pub(super) fn warn_if_grace_exceeds_pod(shutdown: &ShutdownConfig, pod: &OwnPod)
 }
 
 /// Returns the host name, for a gateway without a configured name.
-pub(super) fn hostname() -> anyhow::Result<String> {
+///
+/// # Errors
+/// The kernel does not show it.
+pub fn hostname() -> anyhow::Result<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
     Ok(name.context("cannot read this machine's host name: set kubernetes.name")?.trim().to_owned())
 }

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use rouse::{
-    model::{IdlePolicy, SleepLevelPolicy, VariantName},
+    model::{IdlePolicy, RehearsalPolicy, SleepLevelPolicy, VariantName},
     units::{Bytes, Millis, Tick},
 };
 use serde_json::{Value, json};
@@ -437,7 +437,12 @@ fn a_new_leader_has_what_was_learned_of_each_variant() {
 #[test]
 fn patience_is_a_tenth_of_the_cooldown_and_half_a_minute_at_least() {
     let of = |sleep_after: Option<Millis>| {
-        max_last_request_lag(&IdlePolicy { sleep_after, stop_after: None, level: SleepLevelPolicy::Auto })
+        max_last_request_lag(&IdlePolicy {
+            sleep_after,
+            stop_after: None,
+            level: SleepLevelPolicy::Auto,
+            rehearse: RehearsalPolicy::Never,
+        })
     };
     assert_eq!(of(Some(Millis::secs(600))), Millis::secs(60));
     assert_eq!(of(Some(Millis::secs(60))), Millis::secs(30));

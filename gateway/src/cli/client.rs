@@ -1,12 +1,18 @@
 //! A small client of the admin API: one connection per request, plain HTTP.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    str::FromStr,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{Method, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
 use tokio::{net::TcpStream, time::timeout};
 
 use rouse_config::DEFAULT_ADMIN_ADDRESS;
@@ -54,9 +60,19 @@ impl AdminClient {
         self.read_body(body).await
     }
 
+    /// Returns the whole response to `POST path`, which has no body.
+    pub(super) async fn post(&self, path: &str) -> Result<Bytes, Error> {
+        let body = self.request(Method::POST, path).await?;
+        self.read_body(body).await
+    }
+
     /// Returns the response to `GET path` as a stream.
     pub(super) async fn stream(&self, path: &str) -> Result<Incoming, Error> {
-        let answer = timeout(RESPONSE_TIMEOUT, self.send(path))
+        self.request(Method::GET, path).await
+    }
+
+    async fn request(&self, method: Method, path: &str) -> Result<Incoming, Error> {
+        let answer = timeout(RESPONSE_TIMEOUT, self.send(method, path))
             .await
             .map_err(|_| Error::Timeout(self.endpoint.clone()))??;
         let status = answer.status();
@@ -67,7 +83,7 @@ impl AdminClient {
         Err(self.response_error(status, &body))
     }
 
-    async fn send(&self, path: &str) -> Result<http::Response<Incoming>, Error> {
+    async fn send(&self, method: Method, path: &str) -> Result<http::Response<Incoming>, Error> {
         let stream = TcpStream::connect(&self.endpoint.0)
             .await
             .map_err(|source| Error::NotRunning { endpoint: self.endpoint.clone(), source })?;
@@ -76,8 +92,7 @@ impl AdminClient {
             .map_err(|error| self.unexpected_response(error))?;
         // The connection ends with the response, where its errors show.
         tokio::spawn(connection);
-        let mut request =
-            Request::builder().method(Method::GET).uri(path).header(header::HOST, &self.endpoint.0);
+        let mut request = Request::builder().method(method).uri(path).header(header::HOST, &self.endpoint.0);
         if let Some(token) = &self.token {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
@@ -105,13 +120,27 @@ impl AdminClient {
         }
     }
 
+    /// Returns the JSON response to `GET path`.
+    pub(super) async fn get_json<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
+        let body = self.get(path).await?;
+        serde_json::from_slice(&body).map_err(|error| self.unexpected_response(error))
+    }
+
     /// Returns the error for a stream that broke off.
     pub(super) fn stream_ended(&self) -> Error {
         Error::StreamEnded(self.endpoint.clone())
     }
 
+    /// Returns the error for a response of another form than expected.
     pub(super) fn unexpected_response(&self, what: impl fmt::Display) -> Error {
         Error::UnexpectedResponse { endpoint: self.endpoint.clone(), detail: what.to_string() }
+    }
+}
+
+impl Error {
+    /// Whether a later request may succeed: the gateway is away or busy, or begins or ends.
+    pub(super) const fn may_pass(&self) -> bool {
+        !matches!(self, Self::TokenRequired(_) | Self::Refused(_))
     }
 }
 
@@ -131,6 +160,18 @@ impl FromStr for AdminEndpoint {
         }
         let port = authority.port_u16().unwrap_or(DEFAULT_ADMIN_ADDRESS.port());
         Ok(Self(format!("{}:{port}", authority.host())))
+    }
+}
+
+impl From<SocketAddr> for AdminEndpoint {
+    /// The endpoint by which this machine reaches a gateway that listens there.
+    fn from(address: SocketAddr) -> Self {
+        let ip = match address.ip() {
+            ip if !ip.is_unspecified() => ip,
+            IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        };
+        Self(SocketAddr::new(ip, address.port()).to_string())
     }
 }
 
@@ -174,6 +215,11 @@ mod tests {
             assert_eq!(text.parse::<AdminEndpoint>().unwrap().0, endpoint, "{text}");
         }
         assert_eq!(AdminEndpoint::default().0, "127.0.0.1:8180");
+        for (listens, endpoint) in
+            [("0.0.0.0:9", "127.0.0.1:9"), ("[::]:9", "[::1]:9"), ("10.0.0.1:9", "10.0.0.1:9")]
+        {
+            assert_eq!(AdminEndpoint::from(listens.parse::<SocketAddr>().unwrap()).0, endpoint);
+        }
         for text in ["https://box:8180", "", "http://user:secret@box", "a b"] {
             assert!(text.parse::<AdminEndpoint>().is_err(), "{text}");
         }

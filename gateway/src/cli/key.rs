@@ -16,9 +16,15 @@ const KEY_BYTES: usize = 32;
 const KEY_PREFIX: &str = "rouse-";
 
 /// Prints key and line. With `existing`, the key comes from standard input.
-pub(super) fn run(name: &str, existing: bool) -> anyhow::Result<ExitCode> {
+pub(super) fn run(name: &str, existing: bool, json: bool) -> anyhow::Result<ExitCode> {
     let key = if existing { read_key()? } else { generate_key()? };
     let mut out = std::io::stdout().lock();
+    if json {
+        let shown = (!existing).then_some(&key);
+        let hash = hex(&keys::sha256(key.as_bytes()));
+        writeln!(out, "{}", serde_json::json!({"name": name, "key": shown, "sha256": hash}))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if !existing {
         writeln!(out, "key            {key}")?;
     }

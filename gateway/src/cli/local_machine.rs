@@ -38,7 +38,7 @@ pub(super) fn check_local_machine(config: &Config) -> Vec<ConfigProblem> {
     warnings
 }
 
-fn state_directory_problem(folder: &Path) -> Option<String> {
+pub(super) fn state_directory_problem(folder: &Path) -> Option<String> {
     let shown = folder.display();
     // The gateway creates the directory, so its nearest existing ancestor must be writable.
     let existing = folder.ancestors().find(|path| path.exists()).unwrap_or_else(|| Path::new("."));
@@ -65,7 +65,7 @@ fn shell_script_words(model: &EngineConfig) -> Option<impl Iterator<Item = &str>
 }
 
 /// Checks the command's program, and the program that its shell executes with `exec`.
-fn missing_programs(model: &EngineConfig) -> Vec<String> {
+pub(super) fn missing_programs(model: &EngineConfig) -> Vec<String> {
     let executed = shell_script_words(model).and_then(|mut words| {
         words.find(|word| *word == "exec")?;
         words.next()
@@ -109,7 +109,7 @@ fn missing_program(model: &EngineConfig, program: &str) -> Option<String> {
     })
 }
 
-fn missing_model_files(model: &EngineConfig) -> Vec<String> {
+pub(super) fn missing_model_files(model: &EngineConfig) -> Vec<String> {
     let shell = shell_script_words(model).map(Iterator::collect::<Vec<_>>);
     let is_shell = shell.is_some();
     let words = shell.unwrap_or_else(|| model.command.iter().map(String::as_str).collect());

@@ -1,14 +1,16 @@
 //! `serve` and `check`: the two commands that read a configuration.
 
 use std::{
-    io::IsTerminal as _,
+    io::{IsTerminal as _, Write as _},
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use anyhow::Context as _;
 use rouse::units::pluralize;
+use rouse_config::{Config, ConfigProblem};
 use rouse_net::fd_limit;
+use serde_json::{Value, json};
 use tracing_subscriber::EnvFilter;
 
 use super::{EXIT_USAGE, LogFormat, RuntimeArgs};
@@ -46,23 +48,28 @@ fn start(
 }
 
 /// Prints errors and warnings. The exit code is 64 if there are errors.
-pub(super) fn check(file: &Path) -> ExitCode {
+pub(super) fn check(file: &Path, json: bool) -> anyhow::Result<ExitCode> {
     let config = match rouse_config::load(file) {
         Ok(config) => config,
+        Err(errors) if json => return report_as_json(None, &errors.problems, &[]),
         Err(errors) => {
             eprintln!("{errors}");
-            return EXIT_USAGE.into();
+            return Ok(EXIT_USAGE.into());
         }
     };
     let findings = rouse_config::check(&config);
+    let warnings = [findings.warnings, super::local_machine::check_local_machine(&config)].concat();
+    if json {
+        return report_as_json(Some(&config), &findings.errors, &warnings);
+    }
     for problem in &findings.errors {
         eprintln!("{}", problem.display(&config.origin));
     }
-    for problem in findings.warnings.iter().chain(&super::local_machine::check_local_machine(&config)) {
+    for problem in &warnings {
         eprintln!("warning: {}", problem.display(&config.origin));
     }
     if !findings.errors.is_empty() {
-        return EXIT_USAGE.into();
+        return Ok(EXIT_USAGE.into());
     }
     let memory = if config.accelerators_auto {
         "memory not checked, because accelerators are detected at startup".to_owned()
@@ -70,7 +77,34 @@ pub(super) fn check(file: &Path) -> ExitCode {
         pluralize(config.core.accelerators.len(), "accelerator")
     };
     println!("{}: valid; {}; {memory}", config.origin, pluralize(config.core.models.len(), "model"));
-    ExitCode::SUCCESS
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the result of a check as one object.
+///
+/// `models` and `accelerators` are null if the file cannot be read, and `accelerators` also if they are detected at
+/// startup.
+fn report_as_json(
+    config: Option<&Config>,
+    errors: &[ConfigProblem],
+    warnings: &[ConfigProblem],
+) -> anyhow::Result<ExitCode> {
+    let list = |problems: &[ConfigProblem]| -> Vec<Value> {
+        let shown = problems.iter().map(
+            |problem| json!({"line": problem.at.line, "column": problem.at.column, "text": problem.text}),
+        );
+        shown.collect()
+    };
+    let declared = config.filter(|config| !config.accelerators_auto);
+    let report = json!({
+        "valid": errors.is_empty(),
+        "models": config.map(|config| config.core.models.len()),
+        "accelerators": declared.map(|config| config.core.accelerators.len()),
+        "errors": list(errors),
+        "warnings": list(warnings),
+    });
+    writeln!(std::io::stdout(), "{report}")?;
+    Ok(if errors.is_empty() { ExitCode::SUCCESS } else { EXIT_USAGE.into() })
 }
 
 /// Starts the log to standard error. Must be called before any other thread starts.

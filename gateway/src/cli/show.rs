@@ -4,7 +4,6 @@ use std::{
     collections::BTreeMap,
     io::{IsTerminal as _, Write},
     iter,
-    time::Duration,
 };
 
 use http_body_util::BodyExt as _;
@@ -18,9 +17,6 @@ use rouse::{
 use serde::Deserialize;
 
 use super::client::{AdminClient, encode_path_segment};
-
-/// Interval between two refreshes.
-const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Response of `GET /admin/v1/models/{m}/explain`.
 #[derive(Debug, Deserialize)]
@@ -45,22 +41,6 @@ pub(super) async fn ps(client: &AdminClient, json: bool) -> anyhow::Result<()> {
     }
     let view: FleetView = serde_json::from_slice(&body).map_err(|error| client.unexpected_response(error))?;
     Ok(write!(out, "{}", render_fleet(&view, use_color()))?)
-}
-
-/// Prints the fleet again and again, each time over the last output.
-pub(super) async fn watch(client: &AdminClient) -> anyhow::Result<()> {
-    /// Moves to the top and clears the screen.
-    const CLEAR: &str = "\x1b[H\x1b[2J";
-    loop {
-        let body = client.get("/admin/v1/fleet").await?;
-        let view: FleetView =
-            serde_json::from_slice(&body).map_err(|error| client.unexpected_response(error))?;
-        let mut out = std::io::stdout().lock();
-        write!(out, "{CLEAR}{}", render_fleet(&view, use_color()))?;
-        out.flush()?;
-        drop(out);
-        tokio::time::sleep(REFRESH_INTERVAL).await;
-    }
 }
 
 /// Whether to use colour: on a terminal, unless the user set `NO_COLOR` (<https://no-color.org>).
@@ -160,7 +140,7 @@ impl EventStreamReader {
     }
 }
 
-fn render_fleet(view: &FleetView, colours: bool) -> String {
+pub(super) fn render_fleet(view: &FleetView, colours: bool) -> String {
     let slots = slots_by_accelerator(view);
     [model_rows(view), engine_rows(view, &slots), memory_rows(view, &slots)]
         .iter()
@@ -181,7 +161,7 @@ fn slots_by_accelerator(view: &FleetView) -> BTreeMap<&AcceleratorId, String> {
 }
 
 fn model_rows(view: &FleetView) -> Vec<Vec<String>> {
-    let mut rows = vec![row(["MODEL", "STATE", "WAITING", "LEASES", "MEMORY", "REASON"])];
+    let mut rows = vec![row(["MODEL", "STATE", "WAITING", "EXPECTED WAIT", "LEASES", "MEMORY", "REASON"])];
     rows.extend(view.models.iter().map(|model| {
         let state = if model.pinned {
             format!("{}, pinned", model.state.as_str())
@@ -192,6 +172,7 @@ fn model_rows(view: &FleetView) -> Vec<Vec<String>> {
             model.name.as_str(),
             &state,
             &model.waiting.to_string(),
+            &model.expected_wait.map_or_else(|| "-".to_owned(), |wait| wait.to_string()),
             &model.leases.to_string(),
             &model.declared.to_string(),
             &truncate_to_seconds(&model.reason),
@@ -263,7 +244,7 @@ fn insert_column(rows: &mut [Vec<String>], at: usize, head: &str, cells: impl It
 /// Cuts the milliseconds from times of day.
 ///
 /// They mean nothing to a person who waits for seconds or minutes.
-fn truncate_to_seconds(text: &str) -> String {
+pub(super) fn truncate_to_seconds(text: &str) -> String {
     let is_clock = |text: &str| {
         let is_due = |(at, byte): (usize, u8)| if at % 3 == 2 { byte == b':' } else { byte.is_ascii_digit() };
         text.bytes().enumerate().all(is_due)
@@ -318,6 +299,9 @@ fn render_explanation(explanation: &Explanation, colours: bool) -> String {
     }
     if wait.unlisted_holders > 0 {
         text.push_str(&format!("  and {} with less\n", pluralize(wait.unlisted_holders, "other engine")));
+    }
+    if let Some(expected) = &wait.expected_wait {
+        text.push_str(&format!("  expected wait: {expected}\n"));
     }
     if let Some(after) = wait.retry_after {
         text.push_str(&format!("  earliest possible change in {after}\n"));

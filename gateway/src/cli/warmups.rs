@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     AdminArgs,
     client::AdminClient,
+    screen::{LiveScreen, can_repaint, interrupted},
     show::{replace_control_chars, row, table, use_color},
 };
 
@@ -83,22 +84,35 @@ async fn read(client: &AdminClient) -> anyhow::Result<Vec<WarmupSummary>> {
 }
 
 async fn watch(client: &AdminClient, filter: &WarmupFilter) -> anyhow::Result<ExitCode> {
-    /// Moves to the top and clears the screen.
-    const CLEAR: &str = "\x1b[H\x1b[2J";
-    let repaints = use_color() && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
+    let mut screen = (can_repaint() && use_color()).then(LiveScreen::open).transpose()?;
+    let ended = tokio::select! {
+        ended = follow(client, filter, screen.as_mut()) => ended?,
+        () = interrupted() => return Ok(ExitCode::SUCCESS),
+    };
+    if let Some(screen) = screen {
+        screen.leave()?;
+    }
+    Ok(ended)
+}
+
+/// Prints until the named Warmup has finished; without a name, forever.
+async fn follow(
+    client: &AdminClient,
+    filter: &WarmupFilter,
+    mut screen: Option<&mut LiveScreen>,
+) -> anyhow::Result<ExitCode> {
     let mut printed = BTreeMap::new();
     loop {
         let warmups = filter.select(read(client).await?)?;
-        let mut out = std::io::stdout().lock();
-        if repaints {
-            write!(out, "{CLEAR}{}", render_bars(&warmups, filter.name.is_some()))?;
+        if let Some(screen) = &mut screen {
+            screen.show(&render_bars(&warmups, filter.name.is_some()))?;
         } else {
+            let mut out = std::io::stdout().lock();
             for line in changed_lines(&mut printed, &warmups) {
                 writeln!(out, "{line}")?;
             }
+            out.flush()?;
         }
-        out.flush()?;
-        drop(out);
         if filter.name.is_some() && warmups.iter().all(WarmupSummary::is_finished) {
             let failed = warmups.iter().any(|warmup| warmup.phase == Some(WarmupStatusPhase::Failed));
             return Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS });

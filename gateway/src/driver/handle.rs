@@ -7,6 +7,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use arc_swap::{ArcSwap, Guard};
@@ -19,6 +20,7 @@ use rouse::{
             CanaryVerdict, Event, GatewayDemand, LearnedMeasurements, OperationId, OperatorAction, Waiter,
             WaiterId,
         },
+        quote::WaitRange,
         report::{FleetView, Report},
     },
     model::{EngineId, ModelName},
@@ -30,8 +32,14 @@ use rouse_platform::Platform;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
 use super::{
-    Driver, Journal, ServedTokens, gates::EngineGates, parked_replies::ParkedReplies, reports::DriverReports,
-    route_updates, transition_log::TransitionRecorder,
+    Driver, Journal, ServedTokens,
+    gates::EngineGates,
+    parked_replies::ParkedReplies,
+    reports::DriverReports,
+    route_updates,
+    timeline::Timeline,
+    transition_log::TransitionRecorder,
+    waits::{QuotedWait, WaitBoard, WaitForecasts, WaitRenewal},
 };
 use crate::{metrics::Metrics, routing::RouteTable};
 
@@ -44,6 +52,8 @@ pub(super) const MAX_IN_TRANSIT: usize = 4096;
 /// They are few: parked requests, which [`DriverState::parked`] bounds, and requests of operators, which the admin
 /// listener's limit of connections bounds.
 pub(super) const REQUEST_QUEUE_CAPACITY: usize = 1024;
+/// How long a list of models waits for the driver. Without the driver, it shows older waits, or none.
+const FORECAST_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long outcomes of orders are kept.
 const OPERATION_RETENTION: Millis = Millis::secs(3600);
 
@@ -66,6 +76,10 @@ pub(super) struct DriverState {
     journal: broadcast::Sender<Arc<str>>,
     metrics: Arc<Metrics>,
     pub(super) served_tokens: ServedTokens,
+    timeline: Arc<Timeline>,
+    /// The driver's turns so far.
+    turns: AtomicU64,
+    pub(super) waits: WaitBoard,
 }
 
 /// Reads the state, the last plan and the gates.
@@ -75,6 +89,7 @@ pub(super) enum DriverRequest {
     Park {
         waiter: Waiter,
         reply: super::parked_replies::ParkedReply,
+        quoted: QuotedWait,
     },
     SubmitOrder {
         model: ModelName,
@@ -83,6 +98,8 @@ pub(super) enum DriverRequest {
     },
     /// Takes a turn, so that views are current.
     Refresh(oneshot::Sender<()>),
+    /// Takes a turn, and composes no view.
+    TakeTurn(oneshot::Sender<()>),
     /// Reads the state that the last turn left.
     Inspect(Box<DriverInspection>),
 }
@@ -101,6 +118,8 @@ pub struct ParkRequest {
     pub stream: bool,
     /// The only engine generation that can answer it, as long as that serves.
     pub required_engine: Option<(EngineId, Generation)>,
+    /// Where the driver quotes the expected wait. A quote that is there already stays.
+    pub quoted: QuotedWait,
 }
 
 /// A lease at the end of a wait, with the engine's address.
@@ -143,6 +162,14 @@ pub struct CanaryGuard {
     reported: bool,
 }
 
+/// The fleet's state as of the driver's last turn, for readers that ask often.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LiveView {
+    pub fleet: Arc<FleetView>,
+    /// Whether this gateway leads, and so takes orders.
+    pub leads: bool,
+}
+
 /// An operator's order and its outcome.
 #[derive(Clone, Debug)]
 pub struct OperationStatus {
@@ -177,6 +204,9 @@ impl DriverHandle {
             journal: journal.lines(),
             metrics: Arc::clone(&metrics),
             served_tokens: ServedTokens::default(),
+            timeline: Arc::default(),
+            turns: AtomicU64::new(0),
+            waits: WaitBoard::default(),
         });
         let driver = Driver {
             fleet: Fleet::new(),
@@ -187,9 +217,12 @@ impl DriverHandle {
             events,
             queue: ParkedReplies::default(),
             journal,
-            recorder: TransitionRecorder::new(metrics),
+            recorder: TransitionRecorder::new(metrics, Arc::clone(&shared.timeline)),
             plan: Plan::default(),
             refresh_waiters: Vec::new(),
+            turn_waiters: Vec::new(),
+            wait_renewal: WaitRenewal::default(),
+            unquoted: Vec::new(),
             deferred_order: None,
         };
         (Self(shared), driver)
@@ -216,7 +249,7 @@ impl DriverHandle {
     ///
     /// Waits for room in the driver's channel too. The number of places bounds the requests that do.
     pub async fn park(&self, request: ParkRequest) -> Result<GrantedLease, Fault> {
-        let mut position_guard = QueuePositionGuard::new(&self.0)?;
+        let mut position_guard = QueuePositionGuard::new(&self.0, &request.model)?;
         let (reply, answer) = oneshot::channel();
         let waiter = Waiter {
             id: position_guard.id,
@@ -231,10 +264,24 @@ impl DriverHandle {
         };
         let permit = self.0.requests.reserve().await.map_err(|_| Fault::ShuttingDown)?;
         position_guard.in_queue = true;
-        permit.send(DriverRequest::Park { waiter, reply });
+        permit.send(DriverRequest::Park { waiter, reply, quoted: request.quoted });
         let answer = answer.await;
         position_guard.in_queue = false;
         answer.unwrap_or(Err(Fault::ShuttingDown))
+    }
+
+    /// The rest of the expected wait of requests for this model; `None` if it is unknown, or none waits.
+    pub fn expected_wait(&self, model: &ModelName) -> Option<WaitRange> {
+        self.0.waits.of(model, self.0.clock.now())
+    }
+
+    /// Forecasts the waits for all models. Causes no turn, and at most one reading in half a second.
+    pub async fn expected_waits(&self) -> Arc<WaitForecasts> {
+        let made = async {
+            let made = self.inspect(|fleet, plan, _| fleet.expected_waits(plan));
+            tokio::time::timeout(FORECAST_TIMEOUT, made).await.ok().flatten()
+        };
+        self.0.waits.all(self.0.clock.now(), made).await
     }
 
     /// Makes the driver take a turn, so that [`Self::view`] and [`Self::report`] are current.
@@ -244,6 +291,15 @@ impl DriverHandle {
         let (reply, done) = oneshot::channel();
         if self.0.requests.send(DriverRequest::Refresh(reply)).await.is_ok() {
             // On an error the driver ended meanwhile, and its final view is current.
+            drop(done.await);
+        }
+    }
+
+    /// Makes the driver take a turn. Returns at once when the driver has ended.
+    async fn take_turn(&self) {
+        let (reply, done) = oneshot::channel();
+        if self.0.requests.send(DriverRequest::TakeTurn(reply)).await.is_ok() {
+            // An error means that the driver ended meanwhile.
             drop(done.await);
         }
     }
@@ -266,22 +322,42 @@ impl DriverHandle {
     }
 
     /// Sets every gauge of the fleet and its routes, as of the last turn; leases as of now.
+    ///
+    /// No gauge shows an expected wait, so none is computed for it.
     pub async fn update_gauges(&self) {
-        let view = self.inspect(|fleet, plan, gates| {
-            let (mut view, used) = (fleet.view(&fleet.report(plan)), gates.lease_usage());
-            for model in &mut view.models {
-                model.leases = used.get(&model.name).map_or(0, |(leases, _)| *leases);
-            }
-            Arc::new(view)
-        });
-        let view = view.await;
         let metrics = self.metrics();
-        metrics.observe_fleet(&view.unwrap_or_else(|| self.view()));
+        metrics.observe_fleet(&self.live_view_with(Fleet::report).await.fleet);
         for (model, route) in self.routes().models.iter() {
             if let Some(metrics) = metrics.configured_model(model) {
                 metrics.set_ejected(route.ejected_count());
             }
         }
+    }
+
+    /// Returns the fleet's state as of the last turn, and leases as of now. Unlike [`Self::refresh`], causes no turn.
+    pub async fn live_view(&self) -> LiveView {
+        self.live_view_with(Fleet::report_with_waits).await
+    }
+
+    async fn live_view_with(&self, report: fn(&Fleet, &Plan) -> Report) -> LiveView {
+        let view = self.inspect(move |fleet, plan, gates| {
+            let (mut view, used) = (fleet.view(&report(fleet, plan)), gates.lease_usage());
+            for model in &mut view.models {
+                model.leases = used.get(&model.name).map_or(0, |(leases, _)| *leases);
+            }
+            LiveView { fleet: Arc::new(view), leads: fleet.leads() }
+        });
+        view.await.unwrap_or_else(|| LiveView { fleet: self.view(), leads: false })
+    }
+
+    /// The number of turns that the driver has taken. Without a new one, only leases have changed.
+    pub fn turns(&self) -> u64 {
+        self.0.turns.load(Ordering::Relaxed)
+    }
+
+    /// Returns the latest transitions of engines, with their cause and cost.
+    pub fn timeline(&self) -> &Arc<Timeline> {
+        &self.0.timeline
     }
 
     /// Reads the state and the last plan without a turn; `None` when the driver has ended.
@@ -345,7 +421,7 @@ impl DriverClient for DriverHandle {
         read: impl FnOnce(&Fleet, &Plan) -> T + Send + 'static,
     ) -> Option<T> {
         // Without a turn in between, events that were sent before may still wait for theirs.
-        self.refresh().await;
+        self.take_turn().await;
         self.inspect(move |fleet, plan, _| read(fleet, plan)).await
     }
 
@@ -396,6 +472,11 @@ impl DriverState {
         }
     }
 
+    /// Counts one more turn, so that readers know that something may have changed.
+    pub(super) fn count_turn(&self) {
+        self.turns.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Releases places in the queue.
     pub(super) fn release_positions(&self, count: usize) {
         self.parked.fetch_sub(count, Ordering::Relaxed);
@@ -417,7 +498,7 @@ impl DriverState {
 
     /// Replaces the view and report: for a refresh, and at the end.
     pub(super) fn publish_view(&self, fleet: &Fleet, plan: &Plan) {
-        let report = fleet.report(plan);
+        let report = fleet.report_with_waits(plan);
         self.view.store(Arc::new(fleet.view(&report)));
         self.report.store(Arc::new(report));
     }
@@ -433,7 +514,7 @@ struct QueuePositionGuard<'a> {
 }
 
 impl<'a> QueuePositionGuard<'a> {
-    fn new(shared: &'a DriverState) -> Result<Self, Fault> {
+    fn new(shared: &'a DriverState, model: &ModelName) -> Result<Self, Fault> {
         if shared.parked.fetch_add(1, Ordering::Relaxed) >= shared.max_parked.load(Ordering::Relaxed) {
             shared.parked.fetch_sub(1, Ordering::Relaxed);
             // A driver that has ended releases no place.
@@ -441,7 +522,9 @@ impl<'a> QueuePositionGuard<'a> {
                 return Err(Fault::ShuttingDown);
             }
             let message = "too many requests wait (queue.maxWaiting)".to_owned();
-            return Err(Fault::QueueFull { message, wait: WaitDetails::default() });
+            let expected_wait = shared.waits.of(model, shared.clock.now()).map(Box::new);
+            let wait = WaitDetails { expected_wait, ..WaitDetails::default() };
+            return Err(Fault::QueueFull { message, wait });
         }
         let id = WaiterId(shared.ids.fetch_add(1, Ordering::Relaxed));
         Ok(Self { shared, id, in_queue: false })

@@ -26,13 +26,6 @@ impl ParkedReplies {
         self.waiting.remove(&id)
     }
 
-    pub(super) fn refuse(&mut self, id: WaiterId, fault: Fault) {
-        if let Some((_, reply)) = self.waiting.remove(&id) {
-            // An error means that the request has left.
-            drop(reply.send(Err(fault)));
-        }
-    }
-
     /// Refuses all parked requests: the driver ends.
     pub(super) fn close(&mut self) {
         for (_, (_, reply)) in self.waiting.drain() {

@@ -3,7 +3,10 @@
 use futures_util::FutureExt as _;
 use rouse::{
     engine::saturation_limit::MAX_LIMIT_AGE,
-    fleet::event::{AdoptedEngine, OperatorAction, PublishedEngine, PublishedEngineState},
+    fleet::{
+        event::{AdoptedEngine, LearnedMeasurements, OperatorAction, PublishedEngine, PublishedEngineState},
+        quote::{LearnedTimes, TimeEstimate, WaitRange},
+    },
     model::{
         Accelerator, AcceleratorId, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelName, ModelSpec,
     },
@@ -114,6 +117,7 @@ impl DriverHarness {
             deadline: arrived + Millis::secs(60),
             stream: true,
             required_engine: None,
+            quoted: QuotedWait::default(),
         }
     }
 
@@ -580,4 +584,33 @@ async fn what_the_platform_calls_drained_is_left_alone_until_who_is_inside_here_
     drop(lease);
     harness.turn([]);
     assert!(matches!(take_calls()[..], [Command::Stop { .. }]));
+}
+
+#[tokio::test]
+async fn a_request_that_waits_is_quoted_once_and_requests_read_its_wait_without_the_driver() {
+    let mut harness = DriverHarness::new(2, 1);
+    // The second model gets an accelerator of its own.
+    harness.turn([configured(2, 2, 0)]);
+    let known = TimeEstimate { mean: Millis::secs(40), deviation: Millis::secs(2) };
+    let times = LearnedTimes { start: Some(known), ..LearnedTimes::default() };
+    let learned = LearnedMeasurements { times, ..LearnedMeasurements::default() };
+    harness.turn([Event::MeasurementsRestored { model: name(1), variant: Default::default(), learned }]);
+    assert_eq!(harness.handle.expected_wait(&name(1)), None, "no request waits");
+    let (handle, request) = (harness.handle.clone(), harness.request(1));
+    let quoted = Arc::clone(&request.quoted);
+    let waiting = tokio::spawn(async move { drop(handle.park(request).await) });
+    tokio::task::yield_now().await;
+    harness.step().await;
+    let quote = quoted.get().copied().expect("a quote");
+    assert_eq!(quote.likely, Millis::secs(40));
+    let left = harness.handle.expected_wait(&name(1)).expect("it waits");
+    assert!(left.high <= quote.high && left.likely > Millis::secs(30), "{left:?}");
+    let handle = harness.handle.clone();
+    let listed = tokio::spawn(async move { handle.expected_waits().await });
+    tokio::task::yield_now().await;
+    assert!(harness.driver.receive(&mut harness.batch).now_or_never().is_none(), "it takes no turn");
+    let listed = listed.await.unwrap();
+    assert_eq!(listed.get(&name(0)).map(|forecast| forecast.range), Some(WaitRange::ZERO));
+    assert_eq!(listed.get(&name(1)).map(|forecast| forecast.range.likely), Some(Millis::secs(40)));
+    waiting.abort();
 }

@@ -1,4 +1,5 @@
-//! Counts and logs transitions (launch, wake, sleep, stop) with cause, outcome and duration.
+//! Counts and logs transitions (launch, wake, sleep, stop) with cause, outcome and duration, and adds them to the
+//! timeline.
 //!
 //! Each transition is one log line. An engine that ends by itself causes a warning, once its process is gone: by then
 //! its last output is known.
@@ -10,33 +11,56 @@ use rouse::{
         Engine,
         last_outcome::{EngineOutcome, logs_hint},
     },
-    fault::FailureCause as EngineCause,
+    fault::{FailureCause as EngineCause, Fault},
     fleet::{
         Fleet,
         command::{AfterDrain, CloseReason, Command},
         event::{CanaryVerdict, Event},
     },
-    model::{AcceleratorId, EngineId},
-    units::{Generation, Tick, pluralize},
+    model::{AcceleratorId, EngineId, ModelName},
+    units::{Bytes, Generation, Tick, pluralize},
 };
 
+use super::timeline::{Timeline, TimelineKind};
 use crate::metrics::{Metrics, OutcomeLabel, TransitionCause, TransitionKind};
+
+mod entries;
+
+use entries::TimelineWriter;
 
 pub(super) struct TransitionRecorder {
     metrics: Arc<Metrics>,
+    timeline: TimelineWriter,
     /// Each engine's transition in progress.
-    in_progress: BTreeMap<EngineId, (TransitionKind, TransitionCause, Tick)>,
+    in_progress: BTreeMap<EngineId, TransitionInProgress>,
     /// Why each engine's gate closed.
     close_causes: BTreeMap<EngineId, TransitionCause>,
 }
 
+/// A transition that was ordered and has not ended.
+struct TransitionInProgress {
+    transition: TransitionKind,
+    cause: TransitionCause,
+    began: Tick,
+    /// Why the engine starts or wakes, in words. Empty for the others, whose reason is known at their end.
+    reason: String,
+    /// The memory that a sleep or stop frees.
+    frees: Bytes,
+    /// Another model gets the memory.
+    is_eviction: bool,
+}
+
 impl TransitionRecorder {
-    pub(super) const fn new(metrics: Arc<Metrics>) -> Self {
-        Self { metrics, in_progress: BTreeMap::new(), close_causes: BTreeMap::new() }
+    pub(super) fn new(metrics: Arc<Metrics>, timeline: Arc<Timeline>) -> Self {
+        let timeline = TimelineWriter::new(timeline);
+        Self { metrics, timeline, in_progress: BTreeMap::new(), close_causes: BTreeMap::new() }
     }
 
     /// `fleet` has already recorded these commands.
     pub(super) fn turn(&mut self, fleet: &Fleet, events: &[Event], commands: &[Command], now: Tick) {
+        if fleet.leads() {
+            self.timeline.forget_published();
+        }
         for event in events {
             self.event(fleet, event, now);
         }
@@ -51,15 +75,22 @@ impl TransitionRecorder {
                 self.metrics.configure(configuration.models.iter().map(|m| &m.name));
             }
             Event::Canary { engine, verdict: CanaryVerdict::Passed, .. } => {
-                if let Some((transition, began)) = self.end(engine, OutcomeLabel::Done, now) {
-                    let how = if transition == TransitionKind::Wake { "wake" } else { "launch" };
-                    tracing::info!(%engine, transition = how, duration = %now.since(began), "engine ready");
+                if let Some(ended) = self.end(engine, OutcomeLabel::Done, now) {
+                    let (how, what) = match ended.transition {
+                        TransitionKind::Wake => ("wake", TimelineKind::Woke),
+                        _ => ("launch", TimelineKind::Launched),
+                    };
+                    let took = now.since(ended.began);
+                    tracing::info!(%engine, transition = how, duration = %took, "engine ready");
+                    self.timeline.ended(engine, what, ended, String::new(), now);
                 }
             }
             Event::Slept { engine, level, .. } => {
-                if let Some((_, began)) = self.end(engine, OutcomeLabel::Done, now) {
-                    let (level, why) = (level.number(), stop_reason(fleet, engine));
-                    tracing::info!(%engine, level, reason = why, duration = %now.since(began), "engine asleep");
+                if let Some(ended) = self.end(engine, OutcomeLabel::Done, now) {
+                    let (level, why, took) =
+                        (level.number(), stop_reason(fleet, engine), now.since(ended.began));
+                    tracing::info!(%engine, level, reason = why, duration = %took, "engine asleep");
+                    self.timeline.ended(engine, TimelineKind::Slept, ended, why, now);
                 }
             }
             Event::Diagnostics { engine, generation, diagnostics } if diagnostics.probe.is_some() => {
@@ -76,19 +107,24 @@ impl TransitionRecorder {
                 if let Event::SleepFailed { cause: cause @ EngineCause::SleepDenied, .. } = event {
                     let why = cause.describe();
                     tracing::warn!(%engine, reason = why, "sleep denied: the engine serves its waiting requests, or is stopped");
+                    self.timeline.warned(engine, why, now);
                 }
             }
             Event::Gone { engine, generation, .. } => {
-                let stopped = matches!(self.in_progress.get(engine), Some((TransitionKind::Stop, ..)));
+                let stopped = self.is_stopping(engine);
                 let ended =
                     self.end(engine, if stopped { OutcomeLabel::Done } else { OutcomeLabel::Failed }, now);
                 self.close_causes.remove(engine);
-                if !log_if_failed(fleet, engine, *generation)
-                    && let Some((_, began)) = ended
-                {
+                if let Some(failure) = log_if_failed(fleet, engine, *generation) {
+                    self.timeline.failed(engine, ended.filter(|_| !stopped), failure, now);
+                } else if let Some(ended) = ended {
                     let why = stop_reason(fleet, engine);
-                    tracing::info!(%engine, reason = why, duration = %now.since(began), "engine stopped");
+                    tracing::info!(%engine, reason = why, duration = %now.since(ended.began), "engine stopped");
+                    self.timeline.ended(engine, TimelineKind::Stopped, ended, why, now);
                 }
+            }
+            Event::Published { engine, published, .. } if !fleet.leads() => {
+                self.timeline.published(engine, published.as_ref(), now);
             }
             _ => {}
         }
@@ -100,25 +136,34 @@ impl TransitionRecorder {
                 let on: Vec<&str> = accelerators.iter().map(AcceleratorId::as_str).collect();
                 let why = start_reason(fleet, engine);
                 tracing::info!(%engine, accelerators = on.join(","), memory = %bytes, reason = why, "launching engine");
-                self.begin(engine, TransitionKind::Launch, TransitionCause::Demand, now);
+                let launch = TransitionInProgress::new(TransitionKind::Launch, TransitionCause::Demand, now);
+                self.begin(engine, TransitionInProgress { reason: why, ..launch });
             }
             Command::Wake { engine, level, .. } => {
                 let (level, why) = (level.number(), start_reason(fleet, engine));
                 tracing::info!(%engine, level, reason = why, "waking engine");
-                self.begin(engine, TransitionKind::Wake, TransitionCause::Demand, now);
+                let rehearses = fleet.engine(engine).is_some_and(Engine::is_rehearsing);
+                let cause = if rehearses { TransitionCause::Rehearsal } else { TransitionCause::Demand };
+                let wake = TransitionInProgress::new(TransitionKind::Wake, cause, now);
+                self.begin(engine, TransitionInProgress { reason: why, ..wake });
             }
             Command::Sleep { engine, .. } => {
                 let cause = self.close_causes.get(engine).copied().unwrap_or(TransitionCause::Idle);
-                self.begin(engine, TransitionKind::Sleep, cause, now);
+                let sleep = TransitionInProgress::new(TransitionKind::Sleep, cause, now);
+                self.begin(engine, TransitionInProgress { frees: fleet.freed_by_sleep(engine), ..sleep });
             }
             Command::Stop { engine, successor: to, .. } => {
                 if let Some(to) = to {
                     tracing::info!(%engine, successor = %to, "engine evicted, stopping");
                 }
                 let cause = self.close_causes.get(engine).copied().unwrap_or(TransitionCause::Idle);
-                if !matches!(self.in_progress.get(engine), Some((TransitionKind::Stop, ..))) {
+                if !self.is_stopping(engine) {
                     self.end(engine, OutcomeLabel::Failed, now);
-                    self.begin(engine, TransitionKind::Stop, cause, now);
+                    let stop = TransitionInProgress::new(TransitionKind::Stop, cause, now);
+                    // An asleep engine closed its gate earlier, for another reason.
+                    let is_eviction = stop.is_eviction || to.is_some();
+                    let frees = fleet.reserved_bytes(engine);
+                    self.begin(engine, TransitionInProgress { frees, is_eviction, ..stop });
                 }
             }
             Command::OpenGate { engine, .. } => {
@@ -146,21 +191,41 @@ impl TransitionRecorder {
         }
     }
 
-    fn begin(&mut self, engine: &EngineId, transition: TransitionKind, cause: TransitionCause, now: Tick) {
-        self.in_progress.insert(engine.clone(), (transition, cause, now));
+    /// Adds the refusal of a request that waited for the model to the timeline.
+    pub(super) fn refused(&mut self, model: &ModelName, fault: &Fault, now: Tick) {
+        self.timeline.refused(model, fault, now);
     }
 
-    /// Ends the engine's transition, and returns it with its start.
-    fn end(&mut self, engine: &EngineId, outcome: OutcomeLabel, now: Tick) -> Option<(TransitionKind, Tick)> {
-        let (transition, cause, began) = self.in_progress.remove(engine)?;
-        self.metrics.model(&engine.model).record_transition(transition, cause, outcome, now.since(began));
-        Some((transition, began))
+    fn begin(&mut self, engine: &EngineId, transition: TransitionInProgress) {
+        self.in_progress.insert(engine.clone(), transition);
+    }
+
+    fn is_stopping(&self, engine: &EngineId) -> bool {
+        self.in_progress.get(engine).is_some_and(|current| current.transition == TransitionKind::Stop)
+    }
+
+    /// Ends the engine's transition, and returns it.
+    fn end(&mut self, engine: &EngineId, outcome: OutcomeLabel, now: Tick) -> Option<TransitionInProgress> {
+        let ended = self.in_progress.remove(engine)?;
+        let took = now.since(ended.began);
+        self.metrics.model(&engine.model).record_transition(ended.transition, ended.cause, outcome, took);
+        Some(ended)
+    }
+}
+
+impl TransitionInProgress {
+    const fn new(transition: TransitionKind, cause: TransitionCause, began: Tick) -> Self {
+        let is_eviction = matches!(cause, TransitionCause::Swap);
+        Self { transition, cause, began, reason: String::new(), frees: Bytes::ZERO, is_eviction }
     }
 }
 
 /// Describes why an engine starts or wakes. Requests that wait at other gateways are logged there.
 fn start_reason(fleet: &Fleet, engine: &EngineId) -> String {
     match fleet.waiting(&engine.model) {
+        _ if fleet.engine(engine).is_some_and(Engine::is_rehearsing) => {
+            "the engine rehearsed its sleep".to_owned()
+        }
         0 if fleet.spec(&engine.model).is_some_and(|spec| spec.pinned) => "the model is pinned".to_owned(),
         0 if fleet.is_scaled(&engine.model) => "the model's target asks for it".to_owned(),
         0 => "the model needs a ready engine, and no request waits at this gateway".to_owned(),
@@ -174,19 +239,20 @@ fn stop_reason(fleet: &Fleet, engine: &EngineId) -> String {
     past.map_or_else(|| "the engine is no longer needed".to_owned(), |past| past.describe())
 }
 
-/// Logs with all known causes that this generation failed; returns whether it did.
-fn log_if_failed(fleet: &Fleet, engine: &EngineId, generation: Generation) -> bool {
+/// Logs with all known causes that this generation failed. Returns these in words; `None`: it did not fail.
+fn log_if_failed(fleet: &Fleet, engine: &EngineId, generation: Generation) -> Option<String> {
     let past = fleet
         .engine(engine)
         .and_then(|e| e.last_outcome.as_ref())
         .filter(|past| past.generation == generation);
     let Some((past, EngineOutcome::Failed(failure))) = past.map(|past| (past, &past.outcome)) else {
-        return false;
+        return None;
     };
     let logs = fleet.engine_spec(engine).map(logs_hint).unwrap_or_default();
     let (cause, failures) = (failure.cause.class(), failure.count);
-    tracing::warn!(%engine, %generation, cause, failures, "{}{}{logs}", past.describe(), past.diagnostics());
-    true
+    let text = format!("{}{}{logs}", past.describe(), past.diagnostics());
+    tracing::warn!(%engine, %generation, cause, failures, "{text}");
+    Some(text)
 }
 
 /// `None` if another gateway ends the engine, and counts that.
@@ -198,6 +264,7 @@ const fn transition_cause(reason: CloseReason) -> Option<TransitionCause> {
         CloseReason::Operator => TransitionCause::Operator,
         CloseReason::Outdated => TransitionCause::Reload,
         CloseReason::Fault | CloseReason::SleepDenied => TransitionCause::Fault,
+        CloseReason::Rehearsal => TransitionCause::Rehearsal,
         CloseReason::Shutdown => TransitionCause::Shutdown,
         CloseReason::PublishedNotAwake => return None,
     })

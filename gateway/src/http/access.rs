@@ -35,6 +35,10 @@ impl RequestHandler {
         if matches!(route, ApiRoute::Healthz | ApiRoute::Readyz) {
             return Ok(None);
         }
+        if let Some(key) = self.socket.operator_key() {
+            self.context.set_key(&key.name);
+            return Ok(Some(Arc::clone(key)));
+        }
         let shared = &self.worker.server;
         let table = shared.keys.table(&config.keys, |name| shared.metrics_sink.key_metrics(name));
         let key = table.authenticate(head::presented_key(fields)?, &self.socket.auth_cache)?;

@@ -1,9 +1,9 @@
-//! The admin API: fleet state and decisions, orders, events, logs, metrics.
+//! The admin API: fleet state and decisions, orders, events, logs, metrics, and the page that shows all of these.
 //!
 //! Reads are cheap and take no part in decisions: they return what the driver last published. Orders go to the driver,
 //! and the response holds the id under which their outcome can be read.
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc};
 
 use arc_swap::ArcSwap;
 use axum::{
@@ -14,7 +14,7 @@ use axum::{
         IntoResponse, Response,
         sse::{Event, KeepAlive, Sse},
     },
-    routing::{MethodRouter, any, get},
+    routing::{MethodRouter, any, get, post},
 };
 use http::{HeaderValue, Method, Request, StatusCode, Uri, header};
 use rouse::{
@@ -32,11 +32,19 @@ use tokio::sync::{broadcast, watch};
 use tower_service::Service as _;
 
 use super::{DriverApi, client_text, driver_api, route, suggestions};
-use crate::serve::ShutdownStage;
+use crate::{
+    metrics::TrafficTotals,
+    serve::{ApiWorkers, ShutdownStage},
+};
 
+mod chat;
 pub(super) mod guard;
+mod live;
 mod logs;
 mod openapi;
+mod page;
+
+use live::LiveFeed;
 
 /// Data sources of the admin API.
 #[derive(Clone)]
@@ -52,7 +60,15 @@ pub struct AdminSources {
     pub degraded_reason: Arc<ReadinessCheck>,
     /// Lists the Warmups. `None`: the gateway runs on one machine, which has none.
     pub warmups: Option<Arc<WarmupSource>>,
+    /// The gateway's name, as the page shows it.
+    pub name: String,
+    /// The threads that serve requests.
+    pub workers: Arc<ApiWorkers>,
+    pub traffic: Arc<TrafficSource>,
 }
+
+/// Returns what each model has served since the gateway started.
+pub type TrafficSource = dyn Fn() -> BTreeMap<ModelName, TrafficTotals> + Send + Sync;
 
 /// Lists the Warmups, or says why it cannot.
 pub type WarmupSource =
@@ -76,6 +92,7 @@ const ORDER_SUBRESOURCES: [&str; 5] = ["wake", "sleep", "stop", "pin", "unpin"];
 struct AdminState {
     sources: AdminSources,
     stage: watch::Receiver<ShutdownStage>,
+    live: Arc<LiveFeed>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -88,9 +105,9 @@ struct ModelQuery {
 /// The parsed query. An error: the query is malformed or repeats a parameter.
 type ModelQueryResult = Result<Query<ModelQuery>, QueryRejection>;
 
-/// The routes with fixed paths. The OpenAPI document lists these, and each of [`READ_SUBRESOURCES`] and
-/// [`ORDER_SUBRESOURCES`].
-fn fixed_routes() -> [(&'static str, MethodRouter<AdminState>); 8] {
+/// The routes with fixed paths that are read. The OpenAPI document lists these, the chat, and each of
+/// [`READ_SUBRESOURCES`] and [`ORDER_SUBRESOURCES`].
+fn fixed_routes() -> [(&'static str, MethodRouter<AdminState>); 9] {
     [
         ("/healthz", get(|| async { "ok\n" })),
         ("/readyz", get(ready)),
@@ -98,6 +115,7 @@ fn fixed_routes() -> [(&'static str, MethodRouter<AdminState>); 8] {
         (openapi::PATH, get(openapi::document)),
         ("/admin/v1/fleet", get(fleet)),
         ("/admin/v1/events", get(events)),
+        ("/admin/v1/live", get(live::live)),
         ("/admin/v1/operations/{id}", get(operation)),
         ("/admin/v1/warmups", get(warmups)),
     ]
@@ -110,12 +128,16 @@ impl AdminService {
             .fold(Router::new(), |router, (path, route)| router.route(path, route))
             // A model's name may hold slashes, so the handler splits the path itself.
             .route("/admin/v1/models/{*rest}", any(model_subresource))
+            .route(chat::PATH, post(chat::chat))
+            .route("/", get(page::redirect))
+            .route(page::PATH, get(page::index))
+            .route("/ui/{name}", get(page::file))
             .fallback(|method: Method, uri: Uri| async move { no_route(method.as_str(), uri.path()) })
             // The router adds the `Allow` header; this fallback adds the message.
             .method_not_allowed_fallback(|| async {
                 not_allowed("this path does not support the method: use a method from the Allow header")
             })
-            .with_state(AdminState { sources: sources.clone(), stage });
+            .with_state(AdminState { sources: sources.clone(), stage, live: LiveFeed::new(sources.clone()) });
         Self { sources, router }
     }
 

@@ -7,6 +7,7 @@ use rouse::{
     fault::Fault,
     fleet::{
         event::{Event, OperationId, OperatorAction},
+        quote::WaitRange,
         report::{FleetView, Report},
     },
     model::{EngineId, ModelName},
@@ -16,7 +17,10 @@ use rouse_net::lease::TickClock;
 use tokio::sync::broadcast;
 
 use crate::{
-    driver::{DriverHandle, GrantedLease, OperationStatus, ParkRequest, ServedTokens},
+    driver::{
+        DriverHandle, GrantedLease, LiveView, OperationStatus, ParkRequest, ServedTokens, Timeline,
+        WaitForecasts,
+    },
     routing::RouteTable,
 };
 
@@ -30,12 +34,18 @@ pub trait DriverApi: Send + Sync {
     fn served_tokens(&self) -> &ServedTokens;
     /// Waits for a lease. Dropping the future leaves the queue.
     fn park(&self, request: ParkRequest) -> DriverFuture<'_, Result<GrantedLease, Fault>>;
+    fn expected_wait(&self, model: &ModelName) -> Option<WaitRange>;
+    fn expected_waits(&self) -> DriverFuture<'_, Arc<WaitForecasts>>;
     /// Reports that the stub in front of an engine rejected a request.
     fn report_gated(&self, engine: EngineId, generation: Generation);
     /// Completes when [`Self::view`] and [`Self::report`] are up to date.
     fn refresh(&self) -> DriverFuture<'_, ()>;
     fn view(&self) -> Arc<FleetView>;
     fn report(&self) -> Arc<Report>;
+    /// Returns the state as of the last turn, without a new one.
+    fn live_view(&self) -> DriverFuture<'_, LiveView>;
+    fn turns(&self) -> u64;
+    fn timeline(&self) -> Arc<Timeline>;
     fn operation(&self, id: OperationId) -> Option<OperationStatus>;
     fn journal(&self) -> broadcast::Receiver<Arc<str>>;
     fn submit_order(
@@ -62,6 +72,14 @@ impl DriverApi for DriverHandle {
         Box::pin(self.park(request))
     }
 
+    fn expected_wait(&self, model: &ModelName) -> Option<WaitRange> {
+        self.expected_wait(model)
+    }
+
+    fn expected_waits(&self) -> DriverFuture<'_, Arc<WaitForecasts>> {
+        Box::pin(self.expected_waits())
+    }
+
     fn report_gated(&self, engine: EngineId, generation: Generation) {
         self.send_event(Event::StubGateClosed { engine, generation });
     }
@@ -76,6 +94,18 @@ impl DriverApi for DriverHandle {
 
     fn report(&self) -> Arc<Report> {
         self.report()
+    }
+
+    fn live_view(&self) -> DriverFuture<'_, LiveView> {
+        Box::pin(self.live_view())
+    }
+
+    fn turns(&self) -> u64 {
+        self.turns()
+    }
+
+    fn timeline(&self) -> Arc<Timeline> {
+        Arc::clone(self.timeline())
     }
 
     fn operation(&self, id: OperationId) -> Option<OperationStatus> {

@@ -325,6 +325,7 @@ impl EngineRequest {
             deadline: self.deadline,
             stream: self.stream,
             required_engine: only,
+            quoted: self.context.quoted_wait(),
         });
         // The queue ends every wait by its deadline; this timeout covers a dead queue.
         let patience = control.clock().instant_at(self.deadline + PARK_DEADLINE_SLACK);

@@ -23,7 +23,9 @@ use super::{
     body::{self, BodyBytesGuard, ChargedBodyCounters},
     client_text,
     engine_request::EngineRequest,
-    response_body::{self, ClientResponseBody, EngineResponse, StreamingBody, StreamingBodyContext},
+    response_body::{
+        self, ClientResponseBody, EngineResponse, RemainingWait, StreamingBody, StreamingBodyContext,
+    },
     response_head::{add_wait_headers, event_stream_response},
     routed_request::RoutedRequest,
 };
@@ -123,6 +125,7 @@ impl RequestHandler {
         let longest = max_wait.unwrap_or(config.core.settings.queue.max_wait);
         let deadline = self.context.arrived + timeout.map_or(longest, |asked| asked.min(longest));
         self.context.set_model(&model);
+        self.context.set_active(self.worker.active_requests.add(&self.context));
         let spec = config.engines.get(&model).cloned();
         let gone = || Fault::ModelNotFound {
             model: client_text::sanitize(routed.requested_name(&head)),
@@ -214,8 +217,9 @@ impl RequestHandler {
                 biased;
                 answer = &mut response => answer,
                 () = grace => {
-                    let reply = ClientResponseBody::streaming(StreamingBody::waiting(response, beats.then_some(&stream), body_context), exchange);
-                    return (event_stream_response(reply), Instant::now());
+                    let beats = beats.then(|| (&stream, self.remaining_wait()));
+                    let body = StreamingBody::waiting(response, beats, body_context);
+                    return (event_stream_response(ClientResponseBody::streaming(body, exchange)), Instant::now());
                 }
             }
         } else if request.spec.on_disconnect == OnDisconnect::Drain {
@@ -229,6 +233,15 @@ impl RequestHandler {
             Err(fault) => self.refuse(&fault, exchange),
         };
         (response, now)
+    }
+
+    /// What the heartbeats of this request say about its wait.
+    fn remaining_wait(&self) -> RemainingWait {
+        let (server, model) = (Arc::clone(&self.worker.server), self.context.model_name());
+        Box::new(move || {
+            let model = model.as_ref()?;
+            Some((model.to_string(), server.driver.expected_wait(model)?))
+        })
     }
 
     fn relay_response(

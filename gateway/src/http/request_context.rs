@@ -13,6 +13,7 @@ use std::{
 use http::{HeaderMap, HeaderValue};
 use rouse::{
     fault::{DisconnectPhase, Fault},
+    fleet::quote::WaitRange,
     model::{EngineId, ModelName},
     units::{Millis, Tick},
 };
@@ -24,7 +25,8 @@ use tokio::time::Instant;
 use tracing::Level;
 
 use crate::{
-    driver::{ColdStart, WaitBreakdown},
+    driver::{ColdStart, QuotedWait, WaitBreakdown},
+    http::active_requests::{ActiveRequest, ActiveRequestGuard},
     metrics::{KeyMetrics, ModelMetrics},
     telemetry::{RequestOutcome, RequestRecorder, TRACEPARENT, TRACESTATE},
 };
@@ -93,9 +95,17 @@ pub(crate) struct RequestContext {
     model_metrics: OnceCell<Arc<ModelMetrics>>,
     key_name: OnceCell<Arc<str>>,
     phase: Cell<DisconnectPhase>,
+    /// When the phase began, as well as it is known without reading the clock for it.
+    phase_began: Cell<Tick>,
+    /// Tokens of the answer so far.
+    tokens: Cell<u64>,
+    /// The request's place among those that its core is serving, once its model is known.
+    active: OnceCell<ActiveRequestGuard>,
     status: Cell<Option<u16>>,
     code: Cell<Option<&'static str>>,
     wait: Cell<Option<WaitBreakdown>>,
+    /// Set when the request first parks.
+    quoted_wait: OnceCell<QuotedWait>,
     parked_for: Cell<Option<Millis>>,
     first_byte: Cell<Option<Millis>>,
     body_received_at: Cell<Option<Instant>>,
@@ -121,19 +131,24 @@ impl RequestContext {
         id: HeaderValue,
         route: &'static str,
     ) -> Rc<Self> {
+        let arrived = clock.tick_at(arrived);
         Rc::new(Self {
             metrics_sink: Arc::clone(meter),
             clock,
             id,
             route,
-            arrived: clock.tick_at(arrived),
+            arrived,
             model: RefCell::default(),
             model_metrics: OnceCell::new(),
             key_name: OnceCell::new(),
             phase: Cell::new(DisconnectPhase::Connecting),
+            phase_began: Cell::new(arrived),
+            tokens: Cell::new(0),
+            active: OnceCell::new(),
             status: Cell::new(None),
             code: Cell::new(None),
             wait: Cell::new(None),
+            quoted_wait: OnceCell::new(),
             parked_for: Cell::new(None),
             first_byte: Cell::new(None),
             body_received_at: Cell::new(None),
@@ -179,7 +194,11 @@ impl RequestContext {
     }
 
     pub(crate) fn set_phase(&self, phase: DisconnectPhase) {
-        self.phase.set(phase);
+        let before = self.phase.replace(phase);
+        // The head of a stream that waited went out long before. For any other, `head_sent` follows with the time.
+        if phase == DisconnectPhase::Streaming && before != phase && self.status.get().is_some() {
+            self.phase_began.set(self.clock.now());
+        }
         self.with_recorder(|recorder| recorder.enter_phase(phase));
     }
 
@@ -205,6 +224,34 @@ impl RequestContext {
         *self.model.borrow_mut() = Some(model.clone());
     }
 
+    /// Keeps the request's place among those that its core is serving.
+    pub(super) fn set_active(&self, active: ActiveRequestGuard) {
+        self.active.set(active).unwrap_or_default();
+    }
+
+    /// Records the tokens of the answer so far.
+    pub(crate) fn set_tokens(&self, tokens: u64) {
+        self.tokens.set(tokens);
+    }
+
+    pub(super) fn tokens(&self) -> u64 {
+        self.tokens.get()
+    }
+
+    /// The request as a page shows it. `None` until its model is known.
+    pub(super) fn describe(&self) -> Option<ActiveRequest> {
+        Some(ActiveRequest {
+            id: String::from_utf8_lossy(self.id.as_bytes()).into_owned(),
+            model: self.model_name()?,
+            phase: self.phase.get().into(),
+            since: self.phase_began.get(),
+            started: self.arrived,
+            key: self.key_name.get().map(Arc::clone),
+            route: self.route,
+            tokens: self.tokens.get(),
+        })
+    }
+
     /// The request's model. `None` until it is known.
     pub(crate) fn model_name(&self) -> Option<ModelName> {
         self.model.borrow().clone()
@@ -221,7 +268,9 @@ impl RequestContext {
         self.bytes_in.set(bytes as u64);
         self.body_received_at.set(Some(now));
         self.with_recorder(RequestRecorder::body_received);
-        self.clock.tick_at(now)
+        let now = self.clock.tick_at(now);
+        self.phase_began.set(now);
+        now
     }
 
     /// Records that the request goes to an engine without having parked.
@@ -244,6 +293,16 @@ impl RequestContext {
 
     pub(crate) fn set_wait(&self, waited: WaitBreakdown) {
         self.wait.set(Some(waited));
+    }
+
+    /// The place for the quote of the request's wait, which is that of its first arrival in the queue.
+    pub(crate) fn quoted_wait(&self) -> QuotedWait {
+        Arc::clone(self.quoted_wait.get_or_init(QuotedWait::default))
+    }
+
+    /// The expected wait at the request's arrival in the queue, if it parked and one was quoted.
+    pub(super) fn expected_wait(&self) -> Option<WaitRange> {
+        self.quoted_wait.get()?.get().copied()
     }
 
     pub(crate) fn wait(&self) -> Option<WaitBreakdown> {
@@ -284,6 +343,9 @@ impl RequestContext {
     pub(crate) fn head_sent(&self, status: u16, now: Tick) {
         self.status.set(Some(status));
         self.first_byte.set(Some(now.since(self.arrived)));
+        if self.phase.get() == DisconnectPhase::Streaming {
+            self.phase_began.set(now);
+        }
         self.with_recorder(RequestRecorder::head_sent);
     }
 
@@ -308,7 +370,9 @@ impl RequestContext {
         if let Some(metrics) = self.model_metrics.get() {
             metrics.add_parked(1);
         }
-        ParkedTimer { context: Rc::clone(self), since: self.clock.now() }
+        let since = self.clock.now();
+        self.phase_began.set(since);
+        ParkedTimer { context: Rc::clone(self), since }
     }
 
     /// Records that the gateway disconnected a client that read nothing. This does not count as a disconnect by the
@@ -339,8 +403,9 @@ pub(crate) struct ParkedTimer {
 impl Drop for ParkedTimer {
     fn drop(&mut self) {
         let before = self.context.parked_for.get().unwrap_or_default();
-        let now = self.context.clock.now().since(self.since);
-        self.context.parked_for.set(Some(Millis(before.0 + now.0)));
+        let now = self.context.clock.now();
+        self.context.phase_began.set(now);
+        self.context.parked_for.set(Some(Millis(before.0 + now.since(self.since).0)));
         if let Some(metrics) = self.context.model_metrics.get() {
             metrics.add_parked(-1);
         }
@@ -370,6 +435,9 @@ impl Drop for RequestContext {
             bytes_in: self.bytes_in.get(),
             bytes_out: self.bytes_out.get(),
         };
+        if let Some(metrics) = finished.model {
+            metrics.add_tokens(self.tokens.get());
+        }
         self.metrics_sink.request_finished(&finished);
         let Some(recorder) = self.recorder.take() else { return };
         let outcome = RequestOutcome {

@@ -36,7 +36,7 @@ mod streaming;
 mod tracked_bytes;
 
 use streaming::StreamingState;
-pub(crate) use streaming::{StreamingBody, StreamingBodyContext, drain_detached};
+pub(crate) use streaming::{RemainingWait, StreamingBody, StreamingBodyContext, drain_detached};
 use tracked_bytes::TrackedBytes;
 
 /// An engine's response body as it is relayed.

@@ -1,7 +1,7 @@
 //! Heads of the gateway's own responses.
 
-use http::{HeaderValue, Response, header};
-use rouse::fault::Fault;
+use http::{HeaderMap, HeaderValue, Response, header};
+use rouse::{fault::Fault, fleet::quote::WaitRange};
 use rouse_net::{openai, relay::headers::REQUEST_ID};
 
 use super::{WorkerContext, request_context::RequestContext, response_body::ClientResponseBody};
@@ -53,6 +53,14 @@ pub(super) fn add_wait_headers(head: &mut Response<()>, waited: WaitBreakdown, c
         format!("queue;dur={}, wake;dur={}, first-byte;dur={first_byte}", waited.queue.0, waited.wake.0);
     if let Ok(timing) = HeaderValue::try_from(timing) {
         headers.insert("server-timing", timing);
+    }
+}
+
+/// Adds the wait that a parked request was quoted: its ends in whole seconds, rounded outwards, as `12-20`.
+pub(super) fn add_expected_wait(headers: &mut HeaderMap, expected: WaitRange) {
+    let (low, high) = expected.whole_seconds();
+    if let Ok(value) = HeaderValue::try_from(format!("{low}-{high}")) {
+        headers.insert("x-rouse-expected-wait", value);
     }
 }
 

@@ -12,6 +12,7 @@ use rouse::{
     fault::{self, DisconnectPhase, Fault},
     fleet::{
         event::{OperationId, OperatorAction},
+        quote::WaitRange,
         report::{FleetView, ModelReport, ModelState, Report},
     },
     model::{
@@ -29,10 +30,13 @@ use tokio::{
 
 use super::{DriverApi, DriverFuture, FinishedRequest, RequestMetricsSink, ServerContext};
 use crate::{
-    driver::{GrantedLease, OperationStatus, ParkRequest, ServedTokens, WaitBreakdown},
+    driver::{
+        GrantedLease, LiveView, OperationStatus, ParkRequest, ServedTokens, Timeline, WaitBreakdown,
+        WaitForecasts,
+    },
     metrics::ModelMetrics,
     routing::{CircuitBreaker, Endpoint, ModelRoute, RouteTable},
-    serve::{ApiServer, ShutdownStage, balance::CoreLoads},
+    serve::{ApiServer, ApiWorkers, ShutdownStage, balance::CoreLoads},
 };
 
 mod authority;
@@ -74,6 +78,7 @@ pub(crate) struct InProcessGateway {
     pub(crate) driver: Arc<ScriptedDriver>,
     pub(crate) config: Arc<ArcSwap<Config>>,
     pub(crate) loads: Arc<CoreLoads>,
+    pub(crate) workers: Arc<ApiWorkers>,
 }
 
 /// A driver that does nothing by itself.
@@ -83,6 +88,9 @@ pub(crate) struct ScriptedDriver {
     parked: mpsc::UnboundedSender<ParkedRequest>,
     pub(crate) journal: broadcast::Sender<Arc<str>>,
     served_tokens: ServedTokens,
+    pub(crate) timeline: Arc<Timeline>,
+    /// The forecasts of all models, and of those with waiting requests.
+    pub(crate) waits: Mutex<WaitForecasts>,
     /// Engines that requests reported as gated by their stub.
     pub(crate) gated: Mutex<Vec<EngineId>>,
 }
@@ -117,6 +125,8 @@ impl InProcessGateway {
             parked: parked_in,
             journal: broadcast::channel(16).0,
             served_tokens: ServedTokens::default(),
+            timeline: Arc::default(),
+            waits: Mutex::default(),
             gated: Mutex::default(),
         });
         let shared = ServerContext::new(
@@ -124,11 +134,14 @@ impl InProcessGateway {
             Arc::clone(&config),
             Arc::new(RecordingMetricsSink(ended_in)),
         );
-        let api = bind(shared);
+        let workers = Arc::<ApiWorkers>::default();
+        let api = bind(shared).with_workers(Arc::clone(&workers));
         let (address, loads) = (api.address(), api.loads());
         let (stage, stages) = watch::channel(ShutdownStage::Serving);
-        let run = tokio::spawn(async move { api.start(stages).unwrap().join().await.unwrap() });
-        let gateway = Self { address, clock, parked, ended, stage, run, driver: control, config, loads };
+        let serving = api.start(stages).unwrap();
+        let run = tokio::spawn(async move { serving.join().await.unwrap() });
+        let driver = control;
+        let gateway = Self { address, clock, parked, ended, stage, run, driver, config, loads, workers };
         gateway.set_endpoints(&[]);
         gateway
     }
@@ -263,6 +276,15 @@ impl DriverApi for ScriptedDriver {
         Box::pin(async move { reply_rx.await.unwrap_or(Err(Fault::ControlPlaneUnavailable)) })
     }
 
+    fn expected_wait(&self, model: &ModelName) -> Option<WaitRange> {
+        Some(self.waits.lock().unwrap().get(model)?.at(self.clock.now()))
+    }
+
+    fn expected_waits(&self) -> DriverFuture<'_, Arc<WaitForecasts>> {
+        let waits = Arc::new(self.waits.lock().unwrap().clone());
+        Box::pin(std::future::ready(waits))
+    }
+
     fn report_gated(&self, engine: EngineId, _: Generation) {
         self.gated.lock().unwrap().push(engine);
     }
@@ -283,6 +305,18 @@ impl DriverApi for ScriptedDriver {
             wait: fault::WaitDetails::default(),
         };
         Arc::new(Report { models: BTreeMap::from([(MODEL.into(), line)]), ..Report::default() })
+    }
+
+    fn live_view(&self) -> DriverFuture<'_, LiveView> {
+        Box::pin(std::future::ready(LiveView { fleet: Arc::default(), leads: true }))
+    }
+
+    fn turns(&self) -> u64 {
+        0
+    }
+
+    fn timeline(&self) -> Arc<Timeline> {
+        Arc::clone(&self.timeline)
     }
 
     fn operation(&self, id: OperationId) -> Option<OperationStatus> {

@@ -1,7 +1,8 @@
 //! Tests the responses of the inference API, and its requests to engines.
 //!
 //! This file has the requests that wait. `requests` has what is read of a request and what an engine gets of it,
-//! `engine_failures` engines that fail and clients that leave, and `backend` backends that another party runs.
+//! `engine_failures` engines that fail and clients that leave, `backend` backends that another party runs, and
+//! `expected_waits` what clients learn of their waits.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,6 +20,7 @@ use crate::keys;
 
 mod backend;
 mod engine_failures;
+mod expected_waits;
 mod requests;
 
 async fn ask(gateway: &InProcessGateway, request: &str) -> RawHttpResponse {

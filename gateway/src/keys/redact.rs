@@ -125,7 +125,7 @@ mod tests {
     fn holders_and_texts_name_only_what_the_key_may_use() {
         let wait = WaitDetails {
             waited_for: "gpu-0: held by secret, mine; after gone#1".into(),
-            named_models: vec!["mine".into(), "gone".into()],
+            named_models: ["mine".into(), "gone".into()].into(),
             holders: vec![holder("secret"), holder("mine")],
             ..WaitDetails::default()
         };
@@ -136,7 +136,7 @@ mod tests {
         };
         assert_eq!(message, "too many wait for another model");
         assert_eq!(wait.waited_for, "gpu-0: held by another model, mine; after another model#1");
-        assert_eq!(wait.named_models, ["mine".into()]);
+        assert_eq!(*wait.named_models, ["mine".into()]);
         assert_eq!(
             wait.holders.iter().map(|h| h.model.as_str()).collect::<Vec<_>>(),
             [REDACTED_NAME, "mine"]

@@ -50,6 +50,8 @@ pub enum TransitionCause {
     Swap,
     /// The model's target is lower.
     Scale,
+    /// The engine sleeps and wakes once without need.
+    Rehearsal,
     /// The engine failed or was judged hung.
     Fault,
     Operator,
@@ -168,6 +170,7 @@ impl TransitionCause {
             Self::Idle => "idle",
             Self::Swap => "swap",
             Self::Scale => "scale",
+            Self::Rehearsal => "rehearsal",
             Self::Fault => "fault",
             Self::Operator => "operator",
             Self::Reload => "reload",

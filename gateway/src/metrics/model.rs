@@ -1,6 +1,9 @@
 //! The metrics of one model.
 
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{
+    Mutex, MutexGuard, OnceLock, PoisonError,
+    atomic::{AtomicU64, Ordering},
+};
 
 use prometheus::core::Collector;
 use rouse::{
@@ -13,7 +16,7 @@ use rouse_platform::metric_builder::seconds;
 use super::{
     labels::{OutcomeLabel, RouteLabel, StatusClass, TransitionCause, TransitionKind},
     model_gauges::GaugeValues,
-    traffic::TrafficMetrics,
+    traffic::{TrafficMetrics, TrafficTotals},
 };
 use crate::driver::ColdStart;
 
@@ -25,6 +28,8 @@ pub struct ModelMetrics {
     /// Created with the first request, engine or transition: most of thousands of models have none, and these families
     /// take more than ten kilobytes per model.
     traffic: OnceLock<Box<TrafficMetrics>>,
+    /// Tokens of finished answers. For pages that watch: the metrics of keys count tokens as they are charged.
+    tokens: AtomicU64,
 }
 
 impl ModelMetrics {
@@ -34,6 +39,7 @@ impl ModelMetrics {
             namespace: namespace.into(),
             gauges: Mutex::default(),
             traffic: OnceLock::new(),
+            tokens: AtomicU64::new(0),
         }
     }
 
@@ -96,6 +102,19 @@ impl ModelMetrics {
     /// Adds bytes of response bodies.
     pub fn add_bytes_out(&self, bytes: u64) {
         self.traffic().bytes_out.inc_by(bytes);
+    }
+
+    /// Adds the tokens of a finished answer, as far as they are known.
+    pub fn add_tokens(&self, tokens: u64) {
+        if tokens > 0 {
+            self.tokens.fetch_add(tokens, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns what the model has served so far; `None` before its first request.
+    pub(super) fn traffic_totals(&self) -> Option<TrafficTotals> {
+        let totals = self.traffic.get()?.totals();
+        Some(TrafficTotals { tokens: self.tokens.load(Ordering::Relaxed), ..totals })
     }
 
     /// Counts the retries of a request.

@@ -253,6 +253,7 @@ fn view(name: &ModelName) -> FleetView {
             waiting: 0,
             leases: 0,
             pinned: false,
+            expected_wait: None,
             reason: String::new(),
             last_outcome: Some(LastOutcome::failed_start(
                 Tick(1_000),

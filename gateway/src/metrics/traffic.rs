@@ -2,7 +2,9 @@
 
 use std::sync::OnceLock;
 
-use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
+use prometheus::{
+    Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, core::Metric as _,
+};
 use rouse::units::Millis;
 
 use rouse_platform::metric_builder::seconds;
@@ -12,6 +14,20 @@ use super::{
     model_families::{FamilyBuilder, MetricCollectors},
 };
 use crate::driver::ColdStart;
+
+/// What a model has served since the gateway started.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TrafficTotals {
+    /// Completed requests.
+    pub requests: u64,
+    /// Tokens of completed answers.
+    pub tokens: u64,
+    /// Responses whose head went out.
+    pub first_bytes: u64,
+    /// How many of these heads took no longer than each of
+    /// [`DURATION_BUCKETS`](rouse_platform::metric_builder::DURATION_BUCKETS).
+    pub first_byte_buckets: Vec<u64>,
+}
 
 pub(super) struct TrafficMetrics {
     pub(super) families: MetricCollectors,
@@ -107,6 +123,22 @@ impl TrafficMetrics {
                 "Engines that get no new requests because their requests failed",
             ),
             families: builder.families.into(),
+        }
+    }
+
+    /// Returns the sums, without the tokens.
+    pub(super) fn totals(&self) -> TrafficTotals {
+        let first_byte = self.first_byte.metric();
+        let first_byte = first_byte.get_histogram();
+        TrafficTotals {
+            requests: self.duration.get_sample_count(),
+            tokens: 0,
+            first_bytes: first_byte.get_sample_count(),
+            first_byte_buckets: first_byte
+                .get_bucket()
+                .iter()
+                .map(|bucket| bucket.cumulative_count())
+                .collect(),
         }
     }
 

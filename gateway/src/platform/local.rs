@@ -17,6 +17,7 @@
 
 mod adopt;
 mod engine_log;
+mod engine_memory;
 mod engine_task;
 mod launch;
 mod meter;
@@ -61,8 +62,13 @@ use meter::MeterReader;
 use state_store::{StateStore, StoredFailure};
 use supervisor::LocalSupervisor;
 
+pub use engine_memory::{EngineMemoryMeter, MemoryMeterError, MemoryReading, RecordedEngine};
+pub(crate) use meter::names_owners;
 pub use meter::{Error as MeterError, discover};
 pub use state_store::{Error, StateDirLock, is_in_use};
+
+/// Environment variable that marks every process of an engine.
+pub(crate) const ENGINE_MARK: &str = launch::MARK_VAR;
 
 /// Commands that may wait for the supervisor.
 ///

@@ -32,6 +32,7 @@ use tokio::{
 use super::{
     Error, ShutdownStage,
     address_limiter::{AddressLimiter, ConnectionPermit, ConnectionRefusal},
+    api_workers::{ApiWorkers, WorkerTask},
     balance::{CoreConnectionGuard, CoreLoadHandle, CoreLoads},
     connection,
     listener::{self, BoundSockets},
@@ -62,6 +63,7 @@ pub struct ApiServer {
     shared: Arc<ServerContext>,
     handshakes: Option<Arc<HandshakePool>>,
     loads: Arc<CoreLoads>,
+    workers: Arc<ApiWorkers>,
 }
 
 /// Moved connections that may wait for a core. When they are as many, the core that accepts a further one keeps it: a
@@ -88,6 +90,8 @@ struct WorkerSetup {
     /// Channels to the other cores, by number.
     peers: Vec<Option<Sender<MovedConnection>>>,
     moved_rx: Receiver<MovedConnection>,
+    /// Tasks from the admin API.
+    tasks_rx: Receiver<WorkerTask>,
     /// Notified when the core accepts.
     ready_tx: oneshot::Sender<()>,
 }
@@ -119,7 +123,13 @@ impl ApiServer {
         let handshakes =
             HandshakePool::for_listener(shared.config.load().tls.as_ref(), listeners.len())?.map(Arc::new);
         let loads = CoreLoads::new(listeners.len());
-        Ok(Self { address, listeners, shared, handshakes, loads })
+        Ok(Self { address, listeners, shared, handshakes, loads, workers: Arc::default() })
+    }
+
+    /// Lets the admin API reach the serving threads through these workers, from [`Self::start`] on.
+    #[must_use]
+    pub fn with_workers(self, workers: Arc<ApiWorkers>) -> Self {
+        Self { workers, ..self }
     }
 
     /// The bound address, with the actual port for port 0.
@@ -154,6 +164,7 @@ impl ApiServer {
                 loads: Arc::clone(&self.loads),
                 peers: peers.collect(),
                 moved_rx: moved,
+                tasks_rx: self.workers.add(),
                 ready_tx,
             };
             thread::Builder::new()
@@ -217,6 +228,7 @@ fn run_worker(setup: WorkerSetup) -> io::Result<()> {
             loads,
             peers,
             moved_rx: mut moved,
+            tasks_rx,
             ready_tx,
         } = setup;
         let listener = TcpListener::from_std(listener)?;
@@ -224,12 +236,37 @@ fn run_worker(setup: WorkerSetup) -> io::Result<()> {
         let pool = core.pool.clone();
         tokio::task::spawn_local(async move { pool.expire().await });
         let connections = WorkerConnections::new(core, addresses, handshakes, loads, number);
+        tokio::task::spawn_local(run_tasks(Rc::clone(&connections), tasks_rx, stage.clone()));
         ready_tx.send(()).unwrap_or_default();
         accept(listener, &connections, &peers, &mut moved, stage.clone()).await;
         drop(peers);
         connections.drain(stage, moved).await;
         Ok(())
     })
+}
+
+/// Carries out the tasks from the admin API.
+async fn run_tasks(
+    connections: Rc<WorkerConnections>,
+    mut tasks_rx: Receiver<WorkerTask>,
+    stage: watch::Receiver<ShutdownStage>,
+) {
+    while let Some(task) = tasks_rx.recv().await {
+        match task {
+            WorkerTask::ListRequests(max, reply) => {
+                // An error means that the admin API no longer waits.
+                drop(reply.send(connections.worker.active_requests.list(max)));
+            }
+            WorkerTask::Serve(stream) if *stage.borrow() == ShutdownStage::Serving => {
+                match TcpStream::from_std(stream) {
+                    Ok(stream) => connections.serve_operator(stream),
+                    Err(error) => tracing::warn!(%error, "cannot serve a connection from the admin API"),
+                }
+            }
+            // Closing it is the answer.
+            WorkerTask::Serve(stream) => drop(stream),
+        }
+    }
 }
 
 /// Lowers the priority of a thread that does long work for a serving thread. On a shared processor the serving thread
@@ -402,18 +439,32 @@ impl WorkerConnections {
         (permit, core_guard): (ConnectionPermit, CoreConnectionGuard),
         stage: ShutdownStage,
     ) {
-        let number = self.next_id.replace(self.next_id.get() + 1);
         let socket = ClientSocket::new(stream, stage);
         socket.set_peer(peer);
         socket.set_address_usage(permit.usage_handle());
+        self.spawn(socket, (permit, core_guard));
+    }
+
+    /// Serves a connection from the admin API. It has no address, whose limits could hold for it, and no TLS.
+    fn serve_operator(self: &Rc<Self>, stream: TcpStream) {
+        let socket = ClientSocket::new(stream, ShutdownStage::Serving);
+        socket.set_operator_key(self.worker.server.operator_key());
+        self.spawn(socket, self.loads.add_connection(self.core_index));
+    }
+
+    /// Serves the connection on a task of its own. `held`: what the connection holds until its end.
+    fn spawn<T: 'static>(self: &Rc<Self>, socket: Rc<ClientSocket>, held: T) {
+        let number = self.next_id.replace(self.next_id.get() + 1);
         socket.set_core_load(Rc::clone(&self.core_load));
         self.open.borrow_mut().insert(number, Rc::clone(&socket));
         self.worker.server.metrics_sink.add_connections(1);
         let connections = Rc::clone(self);
         tokio::task::spawn_local(async move {
-            connection::serve(&connections.worker, &socket, connections.handshakes.as_deref()).await;
+            let from_operator = socket.operator_key().is_some();
+            let handshakes = connections.handshakes.as_deref().filter(|_| !from_operator);
+            connection::serve(&connections.worker, &socket, handshakes).await;
             drop(socket);
-            drop((permit, core_guard));
+            drop(held);
             connections.worker.server.metrics_sink.add_connections(-1);
             connections.open.borrow_mut().remove(&number);
             connections.connection_ended.notify_waiters();

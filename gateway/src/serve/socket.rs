@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     http::{BodyByteCounter, response_body::StreamingBody},
-    keys::AuthCache,
+    keys::{ApiKey, AuthCache},
 };
 
 mod hyper_io;
@@ -56,6 +56,8 @@ pub(crate) struct ClientSocket {
     hyper_refusal: Cell<Option<u16>>,
     /// The key that the client last presented.
     pub(crate) auth_cache: AuthCache,
+    /// The key of all requests of a connection that comes from the admin API.
+    operator_key: OnceCell<Arc<ApiKey>>,
     body_unread: Cell<bool>,
     peer: Cell<Option<SocketAddr>>,
     address_usage: OnceCell<AddressUsageHandle>,
@@ -131,6 +133,7 @@ impl ClientSocket {
             task: RefCell::default(),
             hyper_refusal: Cell::new(None),
             auth_cache: AuthCache::default(),
+            operator_key: OnceCell::new(),
             body_unread: Cell::new(false),
             peer: Cell::new(None),
             address_usage: OnceCell::new(),
@@ -150,6 +153,15 @@ impl ClientSocket {
     /// Whether the connection uses TLS.
     pub(crate) fn is_secure(&self) -> bool {
         matches!(*self.stream.borrow(), ClientStream::Tls(_))
+    }
+
+    /// Makes this key the one of all requests: the connection comes from the admin API, which has let them in.
+    pub(super) fn set_operator_key(&self, key: Arc<ApiKey>) {
+        self.operator_key.set(key).unwrap_or_default();
+    }
+
+    pub(crate) fn operator_key(&self) -> Option<&Arc<ApiKey>> {
+        self.operator_key.get()
     }
 
     /// Sets the address that [`Self::record_offence`] counts against.

@@ -58,7 +58,8 @@ pub(crate) fn full_model() -> (Value, Value) {
         },
         "engine": {
             "kind": "vllm", "task": "generate", "port": 8001, "container": "vllm", "servedName": "llama",
-            "sleepMode": "vllm", "level": "1", "onDisconnect": "drain", "passthrough": ["/x", "GET /y"],
+            "sleepMode": "vllm", "level": "1", "onDisconnect": "drain", "rehearse": "idle",
+            "passthrough": ["/x", "GET /y"],
         },
         "variants": [
             {
@@ -410,8 +411,8 @@ async fn what_is_left_out_is_filled_in_as_the_types_say() {
             "nodeSelector": { "inference-pool": "default" }, "pinned": false, "priority": 0, "startTimeout": "5m",
             "warmup": "never",
             "engine": {
-                "kind": "custom", "level": "auto", "onDisconnect": "abort", "port": 8000, "sleepMode": "auto",
-                "task": "generate",
+                "kind": "custom", "level": "auto", "onDisconnect": "abort", "port": 8000, "rehearse": "never",
+                "sleepMode": "auto", "task": "generate",
             },
         });
         want.as_object_mut().unwrap().retain(|name, _| !given.contains_key(name));

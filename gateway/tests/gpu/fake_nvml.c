@@ -69,6 +69,11 @@ int nvmlSystemGetDriverVersion(char *version, unsigned length) {
     return SUCCESS;
 }
 
+int nvmlSystemGetNVMLVersion(char *version, unsigned length) {
+    snprintf(version, length, "fake");
+    return SUCCESS;
+}
+
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return SUCCESS; }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {

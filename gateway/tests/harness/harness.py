@@ -7,6 +7,7 @@ machine, copy both folders and keep them side by side. This module needs only th
 import contextlib
 import json
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -43,7 +44,11 @@ def get_json(url):
 
 
 class GatewayProcess:
-    """One gateway process on ports that the kernel chooses. Without a `config` it runs its embedded demonstration."""
+    """One gateway process on ports that the kernel chooses.
+
+    `config` has the settings, or is the path of a file with them. Without it the gateway runs its embedded
+    demonstration.
+    """
 
     # Seconds for one answer of /readyz.
     probe_timeout = 2
@@ -55,8 +60,11 @@ class GatewayProcess:
         if config is None:
             command += ["demo"]
         else:
-            # JSON is YAML.
-            self.config.write_text(json.dumps({"state": str(self.state_folder), **config}, indent=1))
+            if isinstance(config, pathlib.Path):
+                self.config = config
+            else:
+                # JSON is YAML.
+                self.config.write_text(json.dumps({"state": str(self.state_folder), **config}, indent=1))
             command += ["--config", str(self.config)]
         command += ["--api", "127.0.0.1:0", "--admin", "127.0.0.1:0", *arguments]
         self.printed = []

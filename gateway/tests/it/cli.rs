@@ -242,7 +242,19 @@ async fn without_a_configuration_nothing_is_served_and_the_help_says_what_to_do_
 async fn without_a_gateway_the_commands_say_so() {
     let nobody = ReservedPort::bind();
     let address = nobody.address().to_string();
-    for args in [&["ps"][..], &["explain", "m"], &["events"], &["logs", "m"], &["warmups"]] {
+    for args in [
+        &["ps"][..],
+        &["ps", "--watch"],
+        &["explain", "m"],
+        &["events"],
+        &["logs", "m"],
+        &["warmups"],
+        &["wake", "m"],
+        &["sleep", "m"],
+        &["stop", "m", "--no-wait"],
+        &["pin", "m"],
+        &["unpin", "m"],
+    ] {
         let args = [args, &["--admin", &address]].concat();
         let output = rouse(&args).await;
         assert_eq!(output.status.code(), Some(69), "{args:?}");
@@ -339,4 +351,51 @@ async fn simulate_compares_autoscalers_and_refuses_a_bad_trace_with_its_line() {
     assert_eq!(output.status.code(), Some(64));
     let expected = format!("rouse-gateway: {path}: line 2: the column output_tokens is missing\n");
     assert_eq!((text(&output.stdout), text(&output.stderr)), (String::new(), expected));
+}
+
+#[tokio::test]
+async fn a_watch_finds_the_gateway_again_that_comes_back_at_the_same_address() {
+    const FLEET: &str = r#"{"accelerators":[],"host":{"capacity":0,"reserved":0},"models":[{"name":"m","state":"STATE","waiting":0,"leases":0,"pinned":false,"reason":"","declared":0,"learned":{}}],"engines":[]}"#;
+    let serve = |listener: TcpListener, state: &'static str| {
+        tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut request = Vec::new();
+                while !request.ends_with(b"\r\n\r\n") {
+                    request.push(stream.read_u8().await.unwrap());
+                }
+                let body = FLEET.replace("STATE", state);
+                let found = if text(&request).contains("/fleet") { "200 OK" } else { "404 Not Found" };
+                let answer = format!("HTTP/1.1 {found}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+        })
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let first = serve(listener, "cold");
+    let mut watching = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
+        .args(["ps", "--watch", "--admin", &address.to_string()])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let (mut out, mut err) = (watching.stdout.take().unwrap(), watching.stderr.take().unwrap());
+    read_until(&mut out, "cold").await;
+    // The end of the task closes the listener.
+    first.abort();
+    read_until(&mut err, "retrying").await;
+    let second = serve(TcpListener::bind(address).await.unwrap(), "awake");
+    read_until(&mut out, "awake").await;
+    second.abort();
+}
+
+/// Reads until the output has this text.
+async fn read_until(output: &mut (impl tokio::io::AsyncRead + Unpin), text: &str) {
+    let mut all = Vec::new();
+    while !String::from_utf8_lossy(&all).contains(text) {
+        let byte = output.read_u8().await;
+        all.push(byte.unwrap_or_else(|_| panic!("no {text} in {}", String::from_utf8_lossy(&all))));
+    }
 }

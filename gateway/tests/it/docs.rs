@@ -118,7 +118,10 @@ fn commands_do_what_they_are_shown_for() {
     let all: BTreeSet<&str> = SHOWN.iter().map(|(command, _)| *command).collect();
     assert_eq!(shown, all, "a command of which something is expected is on no page");
     let shown = tagged("json").find(|block| block.text.contains("accelerators")).unwrap();
-    // The page shows a serving model, whose earlier failures the gateway has forgotten.
+    // The page shows a serving model, whose earlier failures the gateway has forgotten, and which has slept.
+    assert!(gateway.client().chat("llama-3.1-8b", true, 1).is_whole_stream());
+    assert_eq!(gateway.admin().post("/admin/v1/models/llama-3.1-8b/sleep?level=1", "").status, 202);
+    gateway.until_state("llama-3.1-8b", "asleep");
     assert!(gateway.client().chat("llama-3.1-8b", true, 1).is_whole_stream());
     assert_eq!(keys(&serde_json::from_str(&shown.text).unwrap()), keys(&gateway.fleet()), "{}", shown.at);
     assert_eq!(gateway.terminate(), Some(0));
@@ -143,7 +146,7 @@ fn the_unit_for_systemd_starts_this_program_can_be_enabled_and_lets_engines_live
 
 /// What a reader of the pages looks for in the output of each shown command. The first entry whose text is in the
 /// command counts.
-const SHOWN: [(&str, &[&str]); 16] = [
+const SHOWN: [(&str, &[&str]); 18] = [
     ("rouse-gateway check ", &["rouse.yaml: valid", "2 models"]),
     ("rouse-gateway ps", &["MODEL", "ENGINE", "ACCELERATOR", "qwen3-8b#0", "llama-3.1-8b"]),
     ("rouse-gateway explain qwen3-8b", &["qwen3-8b: ", " leases"]),
@@ -155,6 +158,8 @@ const SHOWN: [(&str, &[&str]); 16] = [
     ("/admin/v1/models/qwen3-8b/explain", &["\"model\":\"qwen3-8b\"", "\"reason\":", "\"at\":"]),
     ("-X POST ", &["\"operation\":"]),
     ("/admin/v1/events", &["data: {\"at\":"]),
+    ("/admin/v1/live", &["event: snapshot", "\"requestsTotal\":"]),
+    ("/admin/v1/chat", &["\"choices\":", "\"role\":\"assistant\""]),
     ("/admin/v1/models/qwen3-8b/logs", &["listening on"]),
     ("/metrics | grep", &["\nrouse_swaps_total", "\nrouse_parked", "\nrouse_leases"]),
     ("/engines/qwen3-8b/tokenize", &["\"tokens\":"]),
@@ -344,8 +349,8 @@ fn every_page_is_in_the_list_of_pages_and_none_promises_what_is_not_there() {
 #[test]
 fn operations_speak_of_metrics_keys_and_codes_that_exist() {
     let page = |name: &str| read(&root().join("docs").join(name));
-    let (operations, metrics, configuration) =
-        (page("operations.md"), page("metrics.md"), page("configuration.md"));
+    let (operations, metrics, configuration, kubernetes) =
+        (page("operations.md"), page("metrics.md"), page("configuration.md"), page("kubernetes.md"));
     let codes = read(&root().join("net/src/openai/error.rs"));
     let word = |c: char| c.is_ascii_lowercase() || c == '_';
     for name in operations.split(|c| !word(c)) {
@@ -358,11 +363,12 @@ fn operations_speak_of_metrics_keys_and_codes_that_exist() {
     for name in operations.split('`').skip(1).step_by(2) {
         let parts: Vec<&str> = name.split('.').collect();
         let section = format!("`{}.", parts.first().unwrap());
+        let keys = if parts.first() == Some(&"spec") { &kubernetes } else { &configuration };
         if parts.len() > 1
             && parts.iter().all(|p| p.chars().all(char::is_alphabetic))
-            && configuration.contains(&section)
+            && keys.contains(&section)
         {
-            assert!(configuration.contains(&format!("`{name}`")), "there is no key {name}");
+            assert!(keys.contains(&format!("`{name}`")), "there is no key {name}");
         }
     }
     for line in operations.lines().filter(|line| line.starts_with("| 4") || line.starts_with("| 5")) {

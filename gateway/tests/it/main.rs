@@ -14,14 +14,18 @@ mod descriptors;
 mod docs;
 mod explanations;
 mod faults;
+mod first_steps;
 mod http2;
 mod idle;
+mod import;
 mod keys;
 mod launchers;
 #[allow(dead_code, reason = "shared by two programs")]
 mod live;
 mod load_scripts;
+mod measure;
 mod operators;
+mod order_commands;
 mod passthrough;
 mod quickstarts;
 mod refusals;

@@ -17,6 +17,7 @@ use crate::{
 };
 
 mod admin_api;
+mod page;
 mod reasons;
 
 #[test]

@@ -1,8 +1,7 @@
 //! The command line on a terminal.
 
 use std::{
-    io::Read as _,
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     sync::mpsc,
     time::Duration,
 };
@@ -37,7 +36,7 @@ fn states_are_coloured_on_a_terminal_that_has_not_asked_for_none_and_nowhere_els
 }
 
 #[test]
-fn a_watched_fleet_is_shown_anew_until_its_gateway_is_gone() {
+fn a_watched_fleet_is_shown_anew_as_it_changes_and_outlives_its_gateway() {
     let mut gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
     let mut watching = Command::new(PROGRAM)
         .args(["ps", "--watch", "--admin", &format!("http://{}", gateway.admin)])
@@ -45,37 +44,80 @@ fn a_watched_fleet_is_shown_anew_until_its_gateway_is_gone() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut shown = watching.stdout.take().unwrap();
+    let shown = pieces_of(watching.stdout.take().unwrap());
+    let noticed = pieces_of(watching.stderr.take().unwrap());
+    let order = |order: &str| gateway.admin().post(&format!("/admin/v1/models/m/{order}"), "").status;
+    // Elsewhere than on a terminal, each change is printed below the last one.
+    let mut all = String::new();
+    until(&shown, &mut all, "m      cold");
+    assert_eq!(order("wake"), 202);
+    until(&shown, &mut all, "m      awake");
+    assert_eq!(order("stop"), 202);
+    let mut after = String::new();
+    until(&shown, &mut after, "m      cold");
+    assert!(!all.contains('\x1b'), "{all:?}");
+    gateway.signal(Signal::SIGKILL);
+    gateway.wait();
+    let mut said = String::new();
+    until(&noticed, &mut said, "retrying\n");
+    assert!(said.contains("cannot connect to a gateway at"), "{said}");
+    assert!(watching.try_wait().unwrap().is_none(), "it waits for the next gateway");
+    end(&watching, Signal::SIGINT);
+    assert_eq!(watching.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_watch_redraws_in_place_on_a_terminal_and_restores_it_at_the_end() {
+    let gateway = GatewayFixture::new(&["2Gi"]).model(&SimModel::new("m")).start();
+    let dir = tempfile::tempdir().unwrap();
+    let pid_file = dir.path().join("pid");
+    let line = format!(
+        "echo $$ > {}; exec {PROGRAM} ps --watch --admin http://{}",
+        pid_file.display(),
+        gateway.admin
+    );
+    let mut terminal = Command::new("script")
+        .args(["-qec", &line, "/dev/null"])
+        .env("TERM", "xterm")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let shown = pieces_of(terminal.stdout.take().unwrap());
+    let mut all = String::new();
+    until(&shown, &mut all, "cold");
+    let (_, frame) = all.split_once("\x1b[?1049h\x1b[?25l").expect("it opens the other screen");
+    assert!(frame.starts_with("\x1b[H") && !frame.contains("\x1b[2J"), "{frame:?}");
+    let watching: i32 = std::fs::read_to_string(&pid_file).unwrap().trim().parse().unwrap();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(watching), Signal::SIGINT).unwrap();
+    until(&shown, &mut all, "\x1b[?25h\x1b[?1049l");
+    assert_eq!(terminal.wait().unwrap().code(), Some(0));
+}
+
+/// Longest wait for another process.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Reads a pipe in a thread of its own.
+fn pieces_of(mut pipe: impl std::io::Read + Send + 'static) -> mpsc::Receiver<String> {
     #[expect(clippy::disallowed_methods, reason = "a test's channel")]
     let (tell, pieces) = mpsc::channel();
     std::thread::spawn(move || {
         let mut piece = [0; 16 << 10];
-        while let Ok(read @ 1..) = shown.read(&mut piece) {
+        while let Ok(read @ 1..) = pipe.read(&mut piece) {
             tell.send(String::from_utf8_lossy(&piece[..read]).into_owned()).unwrap_or_default();
         }
     });
-    // The present screen is the output since the last clear.
-    let mut all = String::new();
-    let mut until = |state: &str| loop {
-        all +=
-            &pieces.recv_timeout(Duration::from_secs(30)).unwrap_or_else(|_| panic!("no {state} in {all:?}"));
-        let screens = all.matches("\x1b[H\x1b[2J").count();
-        let screen = all.rsplit("\x1b[H\x1b[2J").next().unwrap();
-        if screen.contains("MODEL") && screen.contains(&format!("m      {state}")) {
-            return screens;
-        }
-    };
-    let order = |order: &str| gateway.admin().post(&format!("/admin/v1/models/m/{order}"), "").status;
-    let cold = until("cold");
-    assert_eq!(order("wake"), 202);
-    let awake = until("awake");
-    assert!(awake > cold);
-    assert_eq!(order("stop"), 202);
-    assert!(until("cold") > awake);
-    gateway.signal(Signal::SIGKILL);
-    gateway.wait();
-    let ended = watching.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stderr);
-    assert_eq!(ended.status.code(), Some(69), "{said}");
-    assert!(said.contains("cannot connect to a gateway at"), "{said}");
+    pieces
+}
+
+/// Reads until all that was read contains this text.
+fn until(pieces: &mpsc::Receiver<String>, all: &mut String, text: &str) {
+    while !all.contains(text) {
+        *all += &pieces.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("no {text:?} in {all:?}"));
+    }
+}
+
+fn end(process: &Child, signal: Signal) {
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(process.id()).unwrap());
+    nix::sys::signal::kill(pid, signal).unwrap();
 }

@@ -9,6 +9,7 @@ mod disconnects_http2;
 mod fairness;
 #[allow(dead_code, reason = "shared by two programs")]
 mod live;
+mod rehearsal;
 #[allow(dead_code, reason = "shared by two programs")]
 mod support;
 

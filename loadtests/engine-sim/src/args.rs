@@ -30,6 +30,11 @@ pub struct EngineSimArgs {
     /// Duration of /sleep.
     #[arg(long, default_value = "50ms", value_parser = units::duration)]
     pub sleep_time: Duration,
+    /// Bytes per second at which the first level-1 sleep pins host memory, beside the sleep time; 0 pins at once.
+    ///
+    /// Each accelerator pins its own --memory-host, all at the same time. Later sleeps reuse the memory.
+    #[arg(long, default_value = "0", value_parser = units::bytes)]
+    pub pin_rate: u64,
     /// Time to the first token.
     #[arg(long, default_value = "5ms", value_parser = units::duration)]
     pub ttft: Duration,
@@ -91,11 +96,12 @@ pub struct EngineSimArgs {
 
 /// Options that conflict with `--fast`: all but the address, the names, and the accelerators, which a gateway sets in
 /// every engine's environment.
-const ARGS_EXCLUDED_BY_FAST: [&str; 21] = [
+const ARGS_EXCLUDED_BY_FAST: [&str; 22] = [
     "start_time",
     "load_time",
     "wake_time",
     "sleep_time",
+    "pin_rate",
     "ttft",
     "itl",
     "tokens",
@@ -119,5 +125,38 @@ impl EngineSimArgs {
     /// Size of the weights on each accelerator, in bytes.
     pub(crate) fn weights(&self) -> u64 {
         self.memory_weights.unwrap_or(self.memory_awake / 2).min(self.memory_awake)
+    }
+
+    /// How long it takes to pin the host memory of a level-1 sleep.
+    pub(crate) fn pin_time(&self) -> Duration {
+        let micros = u128::from(self.memory_host) * 1_000_000;
+        let micros = micros.checked_div(u128::from(self.pin_rate)).unwrap_or(0);
+        Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: EngineSimArgs,
+    }
+
+    fn pin_time(flags: &str) -> Duration {
+        let words = ["engine-sim"].into_iter().chain(flags.split_whitespace());
+        Line::try_parse_from(words).unwrap().args.pin_time()
+    }
+
+    #[test]
+    fn pinning_takes_as_long_as_its_rate_says() {
+        assert_eq!(pin_time("--memory-host 16Gi --pin-rate 8Gi"), Duration::from_secs(2));
+        assert_eq!(pin_time("--memory-host 16Gi"), Duration::ZERO);
+        let quarter = pin_time("--memory-host 1Mi --pin-rate 4Mi --accelerators a,b");
+        assert_eq!(quarter, Duration::from_millis(250), "each accelerator pins its own");
     }
 }

@@ -3,8 +3,14 @@
 //!
 //! Level 2 models the mistakes that it invites: it discards the weights, so after a plain wake the engine is healthy
 //! but generates garbage, until it reloads its weights and resets its prefix cache.
+//!
+//! The first level-1 sleep of a process also pins the host memory that takes the weights, and is slow for it. Later
+//! sleeps reuse that memory.
 
-use std::{sync::Arc, sync::atomic::Ordering::Relaxed};
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -68,6 +74,8 @@ pub(crate) struct EngineLifecycle {
     stale: MemoryParts,
     /// Permanently damaged by a fault.
     damaged: bool,
+    /// The host memory of level-1 sleeps is pinned, which lasts as long as the process.
+    pinned: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,6 +105,7 @@ impl EngineLifecycle {
             asleep: MemoryParts::default(),
             stale: MemoryParts::default(),
             damaged: false,
+            pinned: false,
         }
     }
 
@@ -199,7 +208,9 @@ impl EngineLifecycle {
             self.abort.send_modify(|aborts| *aborts += 1);
         }
         counters.wait_until_idle().await;
-        sleep(args.sleep_time).await;
+        let pins = level == 1 && !self.pinned;
+        sleep(args.sleep_time + if pins { args.pin_time() } else { Duration::ZERO }).await;
+        self.pinned |= pins;
         memory.sleep(level).map_err(|error| LifecycleError::fatal(&error))?;
         self.asleep = MemoryParts::ALL;
         if level == 2 {

@@ -85,7 +85,7 @@ pub fn retry_after(fault: &Fault) -> Option<Millis> {
         Fault::RateLimited { retry_after, .. } => Some(*retry_after),
         Fault::ControlPlaneUnavailable => Some(CONTROL_PLANE_RETRY_AFTER),
         _ => match mapping(fault).status {
-            429 | 503 => wait(fault).and_then(|wait| wait.retry_after),
+            429 | 503 => wait(fault).and_then(expected_end),
             _ => return None,
         },
     };
@@ -192,6 +192,11 @@ const fn mapping(fault: &Fault) -> FaultMapping {
         Fault::Internal => (500, "internal_error", false),
     };
     FaultMapping { status, code, retry }
+}
+
+/// The upper end of the expected wait; without one, when something may change at the earliest.
+fn expected_end(wait: &WaitDetails) -> Option<Millis> {
+    wait.expected_wait.as_ref().map(|expected| expected.high).or(wait.retry_after)
 }
 
 fn wait(fault: &Fault) -> Option<&WaitDetails> {

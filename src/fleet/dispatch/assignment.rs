@@ -77,9 +77,12 @@ impl<'w> WaiterAssigner<'w> {
             }
         };
         let serving = engines().filter(|e| e.serves()).map(assignable).collect();
-        // `assign` takes the last one first.
-        let needs_probe = |e: &&crate::engine::Engine| builder.planner.role.decides() && e.needs_probe();
+        // A new engine that rehearses its sleep first proves itself without a request.
+        let needs_probe = |e: &&crate::engine::Engine| {
+            builder.planner.role.decides() && e.needs_probe() && !builder.is_held_for_rehearsal(e)
+        };
         let mut awaiting_canary: Vec<_> = engines().filter(needs_probe).map(|e| e.id.clone()).collect();
+        // `assign` takes the last one first.
         awaiting_canary.reverse();
         Self { serving, awaiting_canary }
     }

@@ -40,6 +40,9 @@ impl Planner {
         };
         let limit = spec.and_then(|s| s.max_concurrency).unwrap_or(u32::MAX);
         let text = match &e.state {
+            _ if e.is_rehearsing() => {
+                format!("rehearses its sleep, and then serves again: {} since {}", e.state, e.since)
+            }
             LifecycleState::Awake if e.stub_gate_closed => format!("{awake}; its stub has closed the gate"),
             LifecycleState::Awake if self.is_kept_awake(&e.id) => {
                 format!("{awake}; {}", self.kept_text(&e.id))

@@ -233,6 +233,8 @@ impl Planner {
     /// The best state of the model's engines, as people see it.
     pub(in crate::fleet) fn model_state(&self, model: &ModelName) -> ModelState {
         let rank = |e: &Engine| match &e.state {
+            // The engine serves in a moment, without a decision.
+            _ if e.is_rehearsing() => ModelState::Launching,
             LifecycleState::Awake | LifecycleState::Draining { .. } => ModelState::Awake,
             LifecycleState::Launching | LifecycleState::Loading | LifecycleState::Waking { .. } => {
                 ModelState::Launching
@@ -288,6 +290,7 @@ impl Planner {
             waiting: report.models.get(name).map_or(0, |l| l.waiting),
             leases: self.leases_of(name),
             pinned: model.pinned(),
+            expected_wait: report.models.get(name).and_then(|l| l.wait.expected_wait.as_deref().copied()),
             reason: report.models.get(name).map(|l| l.reason.clone()).unwrap_or_default(),
             last_outcome: self.last_outcome_of(name).cloned(),
             declared: model.spec.as_ref().map_or(Bytes::ZERO, |s| s.memory.awake),

@@ -12,6 +12,7 @@ use crate::{
         command::{AfterDrain, CloseReason},
         event::{CanaryVerdict, Event},
         plan::Planner,
+        quote::TimeEstimate,
         state::ledger::AcceleratorAccount,
     },
     model::{EngineId, SleepLevel},
@@ -24,7 +25,11 @@ impl Planner {
         if !matches!(engine.probe_state, ProbeState::InFlight(_)) || !engine.state.is_starting() {
             return;
         }
-        let (took, cold) = (now.since(engine.startup_began), engine.cold_start);
+        let took = now.since(engine.startup_began);
+        let woken_from = match &engine.state {
+            LifecycleState::Waking { level } if !engine.cold_start => Some(*level),
+            _ => None,
+        };
         self.engines.change(id, |engine| match verdict {
             CanaryVerdict::Passed => {
                 engine.turn_start = now;
@@ -41,9 +46,9 @@ impl Planner {
         if *verdict == CanaryVerdict::Passed {
             self.clear_yields_to(id);
             self.ledger.host.booked.remove(id);
-            self.update_learned(id, |learned| {
-                let learned = if cold { &mut learned.start } else { &mut learned.wake };
-                *learned = Some(learned.map_or(took, |old| Millis((old.0 * 3 + took.0) / 4)));
+            self.update_learned(id, |learned| match woken_from {
+                Some(level) => learned.record_wake(level, took),
+                None => learned.record_start(took),
             });
         }
     }
@@ -79,7 +84,7 @@ impl Planner {
         else {
             return;
         };
-        let duration = now.since(engine.since);
+        let (duration, is_rehearsed) = (now.since(engine.since), engine.is_rehearsing());
         self.engines.change(id, |engine| {
             engine.transition_to(LifecycleState::Asleep { level }, now);
             engine.releasing_since = Some(now);
@@ -95,15 +100,24 @@ impl Planner {
             });
         }
         self.update_learned(id, |learned| {
-            learned.sleep = Some(learned.sleep.map_or(duration, |old| Millis((old.0 * 3 + duration.0) / 4)));
+            if is_rehearsed {
+                learned.record_rehearsed_sleep(duration)
+            } else {
+                learned.record_sleep(duration)
+            }
         });
     }
 
     /// Records the end of a process. Its memory counts as free, though the meter may lag.
     pub(super) fn record_gone(&mut self, id: &EngineId, cause: &FailureCause, now: Tick) {
+        let stopping = |e: &&Engine| matches!(e.state, LifecycleState::Stopping { .. });
+        let took = self.engines.get(id).filter(stopping).map(|e| now.since(e.since));
         let exited = self.engines.change(id, |engine| engine.record_process_exit(cause, now));
         if exited != Some(true) {
             return;
+        }
+        if let Some(took) = took {
+            self.update_learned(id, |learned| TimeEstimate::learn(&mut learned.times.stop, took));
         }
         for account_id in self.ledger.accelerators.account_ids_of(id) {
             self.ledger.accelerators.change(&account_id, AcceleratorAccount::reset_readings);
@@ -127,6 +141,9 @@ impl Engine {
                 ..
             } => {
                 if *last_end > self.last_lease_end {
+                    if *leases == 0 {
+                        self.record_busy_end(*last_end);
+                    }
                     self.record_request(*last_end, *pause);
                 } else if *leases > 0 {
                     self.record_request(now, *pause);

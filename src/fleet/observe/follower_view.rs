@@ -4,7 +4,10 @@
 //! never arrive. This gateway's own values stay: its leases, its gate, and when it last used the engine.
 
 use crate::{
-    engine::{Admission, Engine, ProbeState, backoff, last_outcome::LastOutcome, state::LifecycleState},
+    engine::{
+        Admission, Engine, ProbeState, backoff, last_outcome::LastOutcome, rehearsal::SleepRehearsal,
+        state::LifecycleState,
+    },
     fault::FailureCause,
     fleet::command::{AfterDrain, CloseReason},
     fleet::{
@@ -109,6 +112,8 @@ impl Planner {
             e.last_progress = now;
             // An unresponsive engine is watched like any other awake engine that stops responding.
             e.failing_since = (!found.ready).then_some(now);
+            // The former leader may have put it to sleep.
+            e.rehearsal = SleepRehearsal::NotDue;
         });
         self.book_as_observed(id, now);
         true
@@ -174,6 +179,7 @@ impl Engine {
         self.probe_state = ProbeState::NotReady;
         (self.pending_reservation, self.releasing_since, self.failing_since) = (None, None, None);
         self.stub_gate_closed &= self.state == LifecycleState::Awake;
+        self.rehearsal = SleepRehearsal::NotDue;
     }
 
     /// Enters the leader's back-off.

@@ -6,10 +6,16 @@ use std::collections::BTreeMap;
 
 use crate::{
     engine::{Engine, state::LifecycleState},
-    fleet::{plan::Planner, state::ledger::MeterReading},
+    fleet::{command::CloseReason, plan::Planner, state::ledger::MeterReading},
     model::{AcceleratorId, EngineId},
     units::{Bytes, Tick},
 };
+
+/// Whether the engine holds all its memory: it is awake, or is about to rehearse its sleep.
+fn holds_awake_memory(e: &Engine) -> bool {
+    e.state == LifecycleState::Awake
+        || matches!(e.state, LifecycleState::Draining { reason: CloseReason::Rehearsal, .. })
+}
 
 impl Planner {
     pub(super) fn record_reading(&mut self, accelerator: &AcceleratorId, reading: MeterReading, now: Tick) {
@@ -17,7 +23,7 @@ impl Planner {
             return;
         }
         for (id, bytes) in reading.by_engine.iter().flatten() {
-            let is_awake = self.engines.get(id).is_some_and(|e| e.state == LifecycleState::Awake);
+            let is_awake = self.engines.get(id).is_some_and(holds_awake_memory);
             let each =
                 self.engine_spec(id).map_or(*bytes, |spec| spec.accelerators.bytes_per_accelerator(*bytes));
             if is_awake {
@@ -36,8 +42,7 @@ impl Planner {
     fn learn_peak_from_growth(&mut self, accelerator: &AcceleratorId, now: Tick) {
         let Some(account) = self.ledger.accelerators.get(accelerator) else { return };
         let found = account.booked.iter().find_map(|(id, _)| {
-            let e =
-                self.engines.get(id).filter(|e| e.state == LifecycleState::Awake && e.turn_start <= now)?;
+            let e = self.engines.get(id).filter(|e| holds_awake_memory(e) && e.turn_start <= now)?;
             let (_, before) = e.memory_baseline.iter().find(|(on, _)| on == accelerator)?;
             Some((id.clone(), *before))
         });

@@ -122,6 +122,11 @@ impl PlanBuilder<'_> {
             self.set_reason(id, self.reserved_reason(id));
             return AdmitOutcome::Placed;
         }
+        if e.is_rehearsing() && !e.state.is_starting() {
+            let text = format!("the engine rehearses its sleep ({}) and wakes at once", e.state);
+            self.set_reason(id, ModelReason::starting(&text));
+            return AdmitOutcome::Placed;
+        }
         match e.state.clone() {
             LifecycleState::Cold | LifecycleState::Asleep { .. } if e.releasing_since.is_none() => {
                 self.start(id, &spec, class)

@@ -180,6 +180,9 @@ impl PlanBuilder<'_> {
             }
             return self.emit(Command::Wake { engine, generation, level });
         }
+        if self.wakes_from_rehearsal(e) {
+            return self.end_rehearsal(id, level);
+        }
         let stop_after = self.planner.engine_spec(id).and_then(|s| s.idle.stop_after);
         let wanted =
             self.waiting(&id.model) > 0 || e.pending_reservation.is_some() || self.planner.is_kept_awake(id);
@@ -192,13 +195,14 @@ impl PlanBuilder<'_> {
     fn advance_awake(&mut self, id: &EngineId) {
         let Some(e) = self.engine(id) else { return };
         let hung = e.hung_at(&self.planner.settings.timeouts).is_some_and(|at| at <= self.now);
-        let generation = e.generation;
+        let (generation, admission) = (e.generation, e.admission);
+        let (must_await_stub, stub_gate_closed) = (e.must_await_stub(), e.stub_gate_closed);
         if hung {
             self.fail_engine(id, FailureCause::Hung);
         } else if self.planner.lost_accelerator(id).is_some() {
             self.fail_engine(id, FailureCause::AcceleratorLost);
         } else if self.planner.shutdown == Some(true)
-            || (self.planner.shutdown.is_some() && e.admission != Admission::Closed)
+            || (self.planner.shutdown.is_some() && admission != Admission::Closed)
         {
             self.close_gate(id, CloseReason::Shutdown, AfterDrain::Stop);
             self.revoke_leases(id, Fault::ShuttingDown);
@@ -213,11 +217,13 @@ impl PlanBuilder<'_> {
             self.close_gate(id, CloseReason::Operator, AfterDrain::Sleep(level));
         } else if let Some(after_drain) = self.idle_action(id) {
             self.close_gate(id, CloseReason::Idle, after_drain);
-        } else if e.must_await_stub() {
+        } else if self.begin_rehearsal(id) {
+            // The engine drains.
+        } else if must_await_stub {
             self.emit(Command::AwaitStub { engine: id.clone(), generation });
-        } else if e.stub_gate_closed {
+        } else if stub_gate_closed {
             // The engine stays held until its stub opens the gate.
-        } else if e.admission != Admission::Public {
+        } else if admission != Admission::Public {
             self.emit(Command::OpenGate { engine: id.clone(), generation, public: true });
         } else {
             self.read_meters_once_awake(id);
@@ -225,7 +231,7 @@ impl PlanBuilder<'_> {
     }
 
     /// Reads each meter once after the engine became awake. Its next reservation uses that reading.
-    fn read_meters_once_awake(&mut self, id: &EngineId) {
+    pub(super) fn read_meters_once_awake(&mut self, id: &EngineId) {
         let Some(e) = self.engine(id) else { return };
         let unread = |a: &&AcceleratorId| {
             self.planner
@@ -249,6 +255,7 @@ impl PlanBuilder<'_> {
     ) {
         let Some(e) = self.engine(id) else { return };
         let (generation, since) = (e.generation, e.since);
+        let rehearsed = e.last_deactivation() == Some(CloseReason::Rehearsal);
         let turns = &self.planner.settings.turns;
         let hung = e.hung_at(&self.planner.settings.timeouts).is_some_and(|at| at <= self.now);
         let cut = turns.on_deadline == DrainDeadlinePolicy::Cut
@@ -268,9 +275,13 @@ impl PlanBuilder<'_> {
             self.close_gate(id, CloseReason::Operator, AfterDrain::Stop);
             return self.revoke_leases(id, self.engine_failed_fault(id, FailureCause::Stopped));
         }
-        // Also an engine that is drained and only waits for a neighbour.
+        if reason == CloseReason::Rehearsal {
+            return self.advance_rehearsal_drain(id, drained);
+        }
+        // Also an engine that is drained and only waits for a neighbour. One that could not rehearse is not at fault
+        // for a need: it goes on as it was.
         let must_stay_awake = reason == CloseReason::SleepDenied
-            && (self.planner.is_kept_awake(id) || self.ordered_awake(&id.model));
+            && (rehearsed || self.planner.is_kept_awake(id) || self.ordered_awake(&id.model));
         let wanted = must_stay_awake || self.waiting(&id.model) > 0 || self.is_wanted_by_dependents(id);
         let may_reopen =
             reason == CloseReason::Idle || reason == CloseReason::SleepDenied && self.may_keep_serving(id);
@@ -449,7 +460,7 @@ impl PlanBuilder<'_> {
     }
 
     /// Closes the gate and revokes the leases; the engine is stopped once they end.
-    fn fail_engine(&mut self, id: &EngineId, cause: FailureCause) {
+    pub(super) fn fail_engine(&mut self, id: &EngineId, cause: FailureCause) {
         self.close_gate(id, CloseReason::Fault, AfterDrain::Stop);
         let fault = self.engine_failed_fault(id, cause);
         self.revoke_leases(id, fault);

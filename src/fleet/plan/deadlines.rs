@@ -92,7 +92,8 @@ impl Planner {
             LifecycleState::Stopping { .. } => [Some(e.stop_retry_at), None, None, None, None, None],
             _ => [None; 6],
         };
-        let common_deadlines: [Option<Tick>; 6] = [
+        let common_deadlines: [Option<Tick>; 7] = [
+            self.rehearsal_due_at(e, spec),
             self.overdue_at(e, spec),
             e.hung_at(timeouts),
             // Only a serving engine gets a trial request; any other is checked again when it serves.

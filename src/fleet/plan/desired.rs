@@ -82,7 +82,7 @@ impl ScalingIndex {
 
 /// Whether the engine is awake, or will be without any further decision.
 pub(in crate::fleet) fn is_replica_up(e: &Engine) -> bool {
-    e.pending_reservation.is_some() || e.state.is_starting() || is_awake(e)
+    e.pending_reservation.is_some() || e.state.is_starting() || is_awake(e) || e.is_rehearsing()
 }
 
 fn is_awake(e: &Engine) -> bool {

@@ -118,8 +118,9 @@ impl PlanBuilder<'_> {
         }
         for other in planner.dependencies.dependents(&e.id.model).flat_map(|model| planner.engines_of(model))
         {
-            let asleep =
-                matches!(other.state, LifecycleState::Asleep { .. }) && other.pending_reservation.is_none();
+            let asleep = matches!(other.state, LifecycleState::Asleep { .. })
+                && other.pending_reservation.is_none()
+                && !other.is_rehearsing();
             let is_down = !other.state.has_process() && other.pending_reservation.is_none();
             if asleep || is_down || other.state.is_winding_down() {
                 continue;
@@ -300,7 +301,7 @@ impl Planner {
         self.learned_of(id).wake.unwrap_or(DEFAULT_WAKE_TIME)
     }
 
-    fn learned_of(&self, id: &EngineId) -> LearnedMeasurements {
+    pub(in crate::fleet) fn learned_of(&self, id: &EngineId) -> LearnedMeasurements {
         self.models.get(&id.model).map(|model| model.learned_of(&id.variant)).unwrap_or_default()
     }
 }

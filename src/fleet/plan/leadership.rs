@@ -250,6 +250,7 @@ impl PlanBuilder<'_> {
         let reads = |command: &Command| matches!(command, Command::ReadMeter { .. });
         let decided = forecast.claims.is_empty() && forecast.take_commands().iter().all(reads);
         let (_, report_inputs) = forecast.into_parts();
+        self.turn_order = report_inputs.turn_order;
         let mut reasons = report_inputs.reasons;
         for (model, reason) in Arc::make_mut(&mut reasons) {
             let runs = self.planner.engines_of(model).any(|e| e.state.has_process());

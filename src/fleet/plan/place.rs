@@ -1,5 +1,6 @@
 //! Placement: whether a candidate set of accelerators has room for an engine.
 
+pub(in crate::fleet) mod candidate_sets;
 pub(in crate::fleet) mod feasibility;
 
 mod accelerator_sets;
@@ -57,12 +58,23 @@ impl PlanBuilder<'_> {
         candidate: &PlacementCandidate,
         on: &AcceleratorId,
     ) -> (ResourceAmount, ResourceAmount) {
+        self.shortfalls_with(id, candidate, on, self.freeing_amount(id, on))
+    }
+
+    /// The same. `coming`: what other engines on their way out will release there.
+    pub(in crate::fleet) fn shortfalls_with(
+        &self,
+        id: &EngineId,
+        candidate: &PlacementCandidate,
+        on: &AcceleratorId,
+        coming: ResourceAmount,
+    ) -> (ResourceAmount, ResourceAmount) {
         let Some(account) = self.planner.ledger.accelerators.get(on) else {
             return (candidate.need, candidate.need);
         };
         let claimed = self.claims.get(on).copied().unwrap_or_default();
         let extra = candidate.need.saturating_sub(account.amount_of(id));
-        let (free, coming) = (self.free_amount(id, on, account), self.freeing_amount(id, on));
+        let free = self.free_amount(id, on, account);
         let most = (free + coming).saturating_sub(claimed);
         (
             extra.saturating_sub(free.component_min(most)),
@@ -117,20 +129,37 @@ impl PlanBuilder<'_> {
             let Some(account) = self.planner.ledger.accelerators.get(on) else {
                 return false;
             };
-            let other_bookings = account.booked.iter().filter(|(other, _)| *other != id);
-            let engines = other_bookings.filter_map(|(other, bytes)| Some((self.engine(other)?, bytes)));
+            let others = account.booked.iter().map(|(other, _)| other).filter(|other| *other != id);
             let claimant = self.on_behalf_of(id);
-            let engines = engines.filter(|(e, _)| !self.must_stay_for(claimant, e));
-            let may_go =
-                engines.filter(|(e, _)| self.may_ever_be_evicted(e)).map(|(e, bytes)| ResourceAmount {
-                    bytes,
-                    units: if self.may_ever_stop(e) { account.units_taken.of(&e.id) } else { 0 },
-                });
-            let may_go: ResourceAmount = may_go.sum();
+            let engines = others.filter_map(|other| self.engine(other));
+            let engines = engines.filter(|e| !self.must_stay_for(claimant, e));
+            let may_go = engines.map(|e| self.may_ever_free(e, account)).sum();
+            self.would_suffice(id, candidate, on, may_go)
+        })
+    }
+
+    /// Whether an accelerator of the candidate has room for the engine once others have freed `may_go` there.
+    pub(in crate::fleet) fn would_suffice(
+        &self,
+        id: &EngineId,
+        candidate: &PlacementCandidate,
+        on: &AcceleratorId,
+        may_go: ResourceAmount,
+    ) -> bool {
+        self.planner.ledger.accelerators.get(on).is_some_and(|account| {
             let other_members = self.claimed_for_other_members(id, on);
             (account.amount_of(id) + self.free_amount(id, on, account) + may_go)
                 .covers(candidate.need + other_members)
         })
+    }
+
+    /// Amount that the engine frees there if it is evicted; none if it never may be.
+    pub(in crate::fleet) fn may_ever_free(&self, e: &Engine, account: &AcceleratorAccount) -> ResourceAmount {
+        if !self.may_ever_be_evicted(e) {
+            return ResourceAmount::default();
+        }
+        let units = if self.may_ever_stop(e) { account.units_taken.of(&e.id) } else { 0 };
+        ResourceAmount { bytes: account.booked_by(&e.id), units }
     }
 
     fn may_ever_be_evicted(&self, e: &Engine) -> bool {
@@ -164,7 +193,7 @@ impl PlanBuilder<'_> {
         !only_sleeps || self.planner.settings.eviction_of(spec) != EvictionPolicy::Never
     }
 
-    /// Amount that engines on their way out will release on an accelerator.
+    /// Amount that other engines on their way out will release on an accelerator.
     fn freeing_amount(&self, id: &EngineId, on: &AcceleratorId) -> ResourceAmount {
         self.planner.engines.winding_down_on(on).filter(|e| e.id != *id).map(|e| self.will_free(e, on)).sum()
     }

@@ -5,12 +5,15 @@
 use std::sync::Arc;
 
 use crate::{
-    engine::{Admission, Engine, PendingReservation, ProbeState, STOP_RETRY_AFTER, state::LifecycleState},
+    engine::{
+        Admission, Engine, PendingReservation, ProbeState, STOP_RETRY_AFTER, rehearsal::SleepRehearsal,
+        state::LifecycleState,
+    },
     fault::FailureCause,
     fleet::{
         command::{AfterDrain, CloseReason, Command},
         event::LearnedMeasurements,
-        plan::Planner,
+        plan::{Planner, advance::residue::ResidueReading},
         state::ledger::AcceleratorAccount,
     },
     model::{AcceleratorId, EngineId, SleepLevel},
@@ -49,8 +52,13 @@ impl Planner {
             }
             Command::Wake { engine, level, .. } => {
                 self.restart_startup_clock(engine, now);
+                self.learn_rehearsed_residue(engine, now);
                 self.update_engine(engine, |e| {
-                    e.pending_reservation = None;
+                    if e.rehearsal == SleepRehearsal::Underway {
+                        // The wake had no reservation to begin with.
+                        e.startup_began = now;
+                    }
+                    (e.pending_reservation, e.releasing_since) = (None, None);
                     e.probe_state = ProbeState::NotReady;
                     e.cold_start = false;
                     e.memory_baseline.clear();
@@ -153,15 +161,33 @@ impl Planner {
         }
         let asleep =
             self.engines.get(engine).is_some_and(|e| matches!(e.state, LifecycleState::Asleep { .. }));
-        if asleep && let Some(spec) = self.engine_spec(engine) {
-            let (keeps, declared) = (spec.accelerators.bytes_per_accelerator(bytes), spec.memory.asleep);
-            let residue = (keeps > declared).then_some(keeps);
-            self.update_learned(engine, |learned| learned.residue = residue);
+        if asleep {
+            self.learn_residue(engine, bytes);
         }
         self.update_engine(engine, |e| {
             e.releasing_since = None;
             e.pending_reservation = None;
+            if e.rehearsal == SleepRehearsal::Underway {
+                // The engine stays asleep: from here on it sleeps like any other.
+                e.rehearsal = SleepRehearsal::NotDue;
+            }
         });
+    }
+
+    /// Learns what a sleeping engine keeps of its reservation. `bytes`: on one account.
+    fn learn_residue(&mut self, engine: &EngineId, bytes: Bytes) {
+        let Some(spec) = self.engine_spec(engine) else { return };
+        let (keeps, declared) = (spec.accelerators.bytes_per_accelerator(bytes), spec.memory.asleep);
+        let residue = (keeps > declared).then_some(keeps);
+        self.update_learned(engine, |learned| learned.residue = residue);
+    }
+
+    /// Learns the residue of an engine that wakes from its rehearsal, if the meters have shown it.
+    fn learn_rehearsed_residue(&mut self, engine: &EngineId, now: Tick) {
+        let rehearsed = self.engines.get(engine).filter(|e| e.rehearsal == SleepRehearsal::Underway);
+        if let Some(ResidueReading::Complete(bytes)) = rehearsed.map(|e| self.residue_reading(e, now)) {
+            self.learn_residue(engine, bytes);
+        }
     }
 
     /// Restarts the startup clock of an engine whose reservation waited for dependencies.
@@ -190,6 +216,7 @@ impl Planner {
             e.probe_state = ProbeState::NotReady;
             e.cold_start = true;
             e.last_lease_end = Tick(0);
+            e.rehearsal = e.rehearsal.at_launch();
             e.transition_to(LifecycleState::Launching, now);
         });
     }
@@ -200,7 +227,10 @@ impl Planner {
             let host = self.host_need(engine);
             self.ledger.host.booked.book(engine, host);
         }
-        self.update_engine(engine, |e| e.transition_to(LifecycleState::FallingAsleep { level }, now));
+        self.update_engine(engine, |e| {
+            e.rehearsal = e.rehearsal.at_sleep(level, e.is_rehearsing());
+            e.transition_to(LifecycleState::FallingAsleep { level }, now);
+        });
     }
 
     fn record_gate_open(&mut self, engine: &EngineId, public: bool, now: Tick) {
@@ -210,6 +240,7 @@ impl Planner {
         }
         self.update_engine(engine, |e| {
             e.admission = if public { Admission::Public } else { Admission::WaitersOnly };
+            e.rehearsal = e.rehearsal.at_open();
             e.has_stranded_leases = false;
             if matches!(e.state, LifecycleState::Draining { .. }) {
                 e.resume_serving(now);

@@ -140,6 +140,7 @@ impl Planner {
         let comes = |e: &Engine| {
             e.pending_reservation.is_some()
                 || e.state.is_starting()
+                || e.is_rehearsing()
                 || (e.state == LifecycleState::Awake && !e.stub_gate_closed)
         };
         self.engines.of_model(model).any(comes)
@@ -149,6 +150,7 @@ impl Planner {
     pub(in crate::fleet) fn is_active(&self, model: &ModelName) -> bool {
         let active = |e: &Engine| {
             e.pending_reservation.is_some()
+                || e.is_rehearsing()
                 || (e.state.has_process() && !matches!(e.state, LifecycleState::Asleep { .. }))
         };
         self.engines.of_model(model).any(active)
@@ -275,7 +277,9 @@ impl PlanBuilder<'_> {
 mod tests {
     use super::*;
     use crate::{
-        model::{AcceleratorRequirement, EngineMemory, IdlePolicy, ModelSpec, SleepLevelPolicy},
+        model::{
+            AcceleratorRequirement, EngineMemory, IdlePolicy, ModelSpec, RehearsalPolicy, SleepLevelPolicy,
+        },
         sim::simulated_model,
         units::{Bytes, Millis, Tick},
     };
@@ -285,7 +289,12 @@ mod tests {
             let nothing = EngineMemory { awake: Bytes::ZERO, asleep: Bytes::ZERO, host: Bytes::ZERO };
             let spec = ModelSpec {
                 accelerators: AcceleratorRequirement::Count(0),
-                idle: IdlePolicy { sleep_after: None, stop_after: None, level: SleepLevelPolicy::Never },
+                idle: IdlePolicy {
+                    sleep_after: None,
+                    stop_after: None,
+                    level: SleepLevelPolicy::Never,
+                    rehearse: RehearsalPolicy::Never,
+                },
                 dependencies: dependencies.iter().map(|name| (*name).into()).collect(),
                 start_timeout: Millis::secs(1),
                 explicit_memory: true,

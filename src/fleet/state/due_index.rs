@@ -196,9 +196,10 @@ impl Planner {
                 let accelerators_read =
                     self.are_accelerators_usable(e, |account| !account.is_unread_since(e.turn_start));
                 let admission = if e.stub_gate_closed { Admission::AwaitingStub } else { Admission::Public };
+                let rehearsal = self.rehearsal_due_at(e, Some(spec));
                 (
                     e.admission == admission && !e.must_await_stub() && accelerators_read,
-                    idle.chain(e.hung_at(timeouts)).min(),
+                    idle.chain(e.hung_at(timeouts)).chain(rehearsal).min(),
                 )
             }
             LifecycleState::Asleep { .. } => {

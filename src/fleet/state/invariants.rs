@@ -2,7 +2,7 @@
 //! too.
 
 use crate::{
-    engine::{Admission, state::LifecycleState},
+    engine::{Admission, rehearsal::SleepRehearsal, state::LifecycleState},
     fleet::plan::Planner,
     model::AcceleratorId,
     units::Bytes,
@@ -43,6 +43,7 @@ impl Planner {
         if self.first_engine_deadline() != self.scan_for_engine_deadline() {
             broken.push("the due index has another next deadline than the engines".to_owned());
         }
+        let decides = self.role.decides();
         for e in self.engines.values() {
             let id = &e.id;
             let booked = |a: &AcceleratorId| {
@@ -64,6 +65,10 @@ impl Planner {
             {
                 broken.push(format!("{id} is {} but in the routes", e.state));
             }
+            let is_in_rehearsal = e.state.moves_memory() || matches!(e.state, LifecycleState::Asleep { .. });
+            if decides && e.rehearsal == SleepRehearsal::Underway && !is_in_rehearsal {
+                broken.push(format!("{id} is {} in its rehearsal", e.state));
+            }
             if e.stub_gate_closed && !(e.state == LifecycleState::Awake || e.state.is_starting()) {
                 broken.push(format!("{id} is {} but waits for its stub", e.state));
             }
@@ -72,7 +77,6 @@ impl Planner {
             }
             // A follower receives publications one by one: an engine may be where nothing is configured, or asleep
             // before the end of its last request is known.
-            let decides = self.role.decides();
             if decides
                 && e.state.has_process()
                 && e.accelerators.iter().any(|a| booked(a) == Bytes::ZERO)

@@ -61,7 +61,10 @@ impl SimulatedWorld {
     /// target.
     pub(in crate::sim) fn check_no_dependents(&mut self, engine: &EngineId, reason: CloseReason) {
         let open = self.gates.get(engine).is_some_and(|gate| gate.open && gate.public);
-        let is_optional = matches!(reason, CloseReason::Turn | CloseReason::Idle | CloseReason::ScaledDown);
+        let is_optional = matches!(
+            reason,
+            CloseReason::Turn | CloseReason::Idle | CloseReason::ScaledDown | CloseReason::Rehearsal
+        );
         if !open || !is_optional {
             return;
         }

@@ -5,8 +5,8 @@ use crate::{
     model::{
         Accelerator, AcceleratorId, AcceleratorRequirement, DrainDeadlinePolicy, EngineMemory,
         EngineTimeouts, EvictionPolicy, FleetConfig, FleetSettings, IdlePolicy, ModelName, ModelSpec,
-        ProtectionPolicy, QueueOverrides, QueuePolicy, QueueSettings, ScaleUpEviction, SleepLevelPolicy,
-        TurnSettings,
+        ProtectionPolicy, QueueOverrides, QueuePolicy, QueueSettings, RehearsalPolicy, ScaleUpEviction,
+        SleepLevelPolicy, TurnSettings,
     },
     saturation::Thresholds,
     sim::{
@@ -45,6 +45,9 @@ impl Scenario {
         // Last, so that the worlds without such a pool are what they were before there was any.
         if random.chance(0.25) {
             add_pool_with_slots(&mut configuration, &mut random);
+        }
+        if random.chance(0.3) {
+            configuration.models.iter_mut().for_each(|spec| spec.idle.rehearse = rehearsal(&mut random));
         }
         Self {
             name: format!("seed {seed}"),
@@ -130,6 +133,7 @@ pub(in crate::sim) fn model(
                 2 => SleepLevelPolicy::Never,
                 _ => SleepLevelPolicy::Auto,
             },
+            rehearse: RehearsalPolicy::Never,
         },
         replicas: if random.chance(0.3) { random.between(2, 3) as u32 } else { 1 },
         pinned: random.chance(0.06),
@@ -147,6 +151,14 @@ pub(in crate::sim) fn model(
         may_evict: ScaleUpEviction::default(),
         scaled: false,
         saturation_thresholds: Thresholds::default(),
+    }
+}
+
+fn rehearsal(random: &mut SplitMix64) -> RehearsalPolicy {
+    match random.between(0, 2) {
+        0 => RehearsalPolicy::Never,
+        1 => RehearsalPolicy::Start,
+        _ => RehearsalPolicy::Idle,
     }
 }
 

@@ -34,6 +34,10 @@ pub struct EngineSpec {
     /// How deep the engine sleeps. `1` keeps the weights in RAM, `2` drops them and reads them again at the wake,
     /// `auto` is 1 while there is RAM and the model is expected back soon, `never` stops the engine instead.
     pub level: SleepLevelSpec,
+    /// When a new engine sleeps at level 1 and wakes once without need, so that its first sleep for another model is as
+    /// fast as the later ones. `start`: before its first request, which waits for that. `idle`: once it is idle. Not in
+    /// mode dualPods.
+    pub rehearse: RehearsalSpec,
     /// When a client leaves: end its request on the engine (`abort`), or let the request finish unread (`drain`).
     pub on_disconnect: OnDisconnectSpec,
     /// Paths of a custom engine that `/engines/{model}/…` opens: `/path` for POST, `GET /path`.
@@ -115,6 +119,16 @@ impl JsonSchema for SleepLevelSpec {
     }
 }
 
+/// When a new engine rehearses its sleep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum RehearsalSpec {
+    Start,
+    Idle,
+    #[default]
+    Never,
+}
+
 /// What happens to a request on the engine when its client leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -134,6 +148,7 @@ impl Default for EngineSpec {
             served_name: None,
             sleep_mode: SleepMode::default(),
             level: SleepLevelSpec::default(),
+            rehearse: RehearsalSpec::default(),
             on_disconnect: OnDisconnectSpec::default(),
             passthrough: Vec::new(),
         }

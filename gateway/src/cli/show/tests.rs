@@ -6,8 +6,8 @@ fn view() -> FleetView {
         "accelerators": [{"id": "sim-0", "capacity": 24696061952, "reserved": 22548578304, "observed": 1073741824, "healthy": true},
             {"id": "sim-1", "capacity": 24696061952, "reserved": 0, "observed": null, "healthy": false}],
         "host": {"capacity": 68719476736, "reserved": 0},
-        "models": [{"name": "tiny-llama", "state": "awake", "waiting": 0, "leases": 2, "pinned": true, "reason": "in use", "declared": 21474836480, "learned": {}},
-            {"name": "tiny-mistral", "state": "asleep", "waiting": 3, "leases": 0, "pinned": false, "reason": "waiting for sim-0: held by tiny-llama", "declared": 17179869184, "learned": {}}],
+        "models": [{"name": "tiny-llama", "state": "awake", "waiting": 0, "expectedWait": {"low": 0, "likely": 0, "high": 0}, "leases": 2, "pinned": true, "reason": "in use", "declared": 21474836480, "learned": {}},
+            {"name": "tiny-mistral", "state": "asleep", "waiting": 3, "expectedWait": {"low": 12900, "likely": 15000, "high": 19001}, "leases": 0, "pinned": false, "reason": "waiting for sim-0: held by tiny-llama", "declared": 17179869184, "learned": {}}],
         "engines": [{"engine": "tiny-llama#0", "generation": 1, "state": "Awake", "since": 3723004, "leases": 2, "accelerators": ["sim-0"], "reserved": 21474836480, "host": 0},
             {"engine": "tiny-mistral#0", "generation": 2, "state": "Asleep(1)", "since": 3723004, "leases": 0, "accelerators": ["sim-0", "sim-1"], "reserved": 1073741824, "host": 4294967296}]
         }"#,
@@ -18,9 +18,9 @@ fn view() -> FleetView {
 #[test]
 fn the_fleet_is_three_tables() {
     insta::assert_snapshot!(render_fleet(&view(), false), @r###"
-    MODEL         STATE          WAITING  LEASES  MEMORY  REASON
-    tiny-llama    awake, pinned  0        2       20Gi    in use
-    tiny-mistral  asleep         3        0       16Gi    waiting for sim-0: held by tiny-llama
+    MODEL         STATE          WAITING  EXPECTED WAIT  LEASES  MEMORY  REASON
+    tiny-llama    awake, pinned  0        0 s            2       20Gi    in use
+    tiny-mistral  asleep         3        12 to 20 s     0       16Gi    waiting for sim-0: held by tiny-llama
 
     ENGINE          STATE      SINCE     LEASES  ON           RESERVED  HOST
     tiny-llama#0    Awake      01:02:03  2       sim-0        20Gi      0
@@ -76,6 +76,7 @@ fn an_explanation_says_why_and_who_holds_the_memory() {
         r#"{"model": "tiny-mistral", "state": "asleep", "waiting": 3, "leases": 0, "at": 3723004,
             "reason": "waiting for sim-0: held by tiny-llama, 2 leases",
             "wait": {"waited_for": "", "waited": 0, "position": 1, "retry_after": 1500,
+                "expected_wait": {"low": 1500, "likely": 2000, "high": 4200},
                 "holders": [{"model": "tiny-llama", "memory": 21474836480, "idle_for": 0, "leases": 1, "pinned": true}]}}"#,
     )
     .unwrap();
@@ -83,6 +84,7 @@ fn an_explanation_says_why_and_who_holds_the_memory() {
     tiny-mistral: asleep, 3 waiting, 0 leases
       waiting for sim-0: held by tiny-llama, 2 leases
       tiny-llama holds 20Gi: 1 lease, idle for 0ms, pinned
+      expected wait: 1 to 5 s
       earliest possible change in 1.500s
       as of 01:02:03 UTC
     "###);

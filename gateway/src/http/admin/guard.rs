@@ -4,6 +4,8 @@
 //! processes of this machine, and rejects web pages opened in a browser on it. A foreign page can send requests to
 //! loopback, but it cannot choose the `Host` that its browser sends (which defeats DNS rebinding), and its writes carry
 //! its `Origin`.
+//!
+//! The page's own files hold no data. They need no token, because the page is where a person enters it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -11,6 +13,8 @@ use axum::response::{IntoResponse, Response};
 use http::{Method, Request, StatusCode, header, uri::Authority};
 
 use rouse_config::AdminConfig;
+
+use super::page;
 
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +36,9 @@ pub(super) fn check<B>(
         _ => {}
     }
     if let Some(token) = &admin.token {
+        if page::is_page_path(request.uri().path()) {
+            return Ok(());
+        }
         return if bearer(request).is_some_and(|sent| constant_time_eq(sent, token.as_bytes())) {
             Ok(())
         } else {

@@ -1,6 +1,6 @@
 //! Tests the admin routes over their own listener.
 
-use std::{io::Write, net::SocketAddr, sync::Arc};
+use std::{collections::BTreeMap, io::Write, net::SocketAddr, sync::Arc};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -38,12 +38,13 @@ fn lists(answer: Result<Vec<WarmupSummary>, String>) -> Arc<WarmupSource> {
     Arc::new(move || Box::pin(std::future::ready(answer.clone())))
 }
 
-async fn start_with(
+/// What the admin API of this gateway reads.
+pub(super) fn sources(
     gateway: &InProcessGateway,
     logs: Option<std::path::PathBuf>,
     warmups: Option<Arc<WarmupSource>>,
-) -> SocketAddr {
-    let parts = AdminSources {
+) -> AdminSources {
+    AdminSources {
         driver: Arc::clone(&gateway.driver) as _,
         config: Arc::clone(&gateway.config),
         metrics: Arc::new(|| Box::pin(std::future::ready("rouse_build_info 1\n".to_owned()))),
@@ -51,7 +52,18 @@ async fn start_with(
         not_ready_reason: Arc::new(|| None),
         degraded_reason: Arc::new(|| None),
         warmups,
-    };
+        name: "gateway-0".to_owned(),
+        workers: Arc::clone(&gateway.workers),
+        traffic: Arc::new(BTreeMap::new),
+    }
+}
+
+async fn start_with(
+    gateway: &InProcessGateway,
+    logs: Option<std::path::PathBuf>,
+    warmups: Option<Arc<WarmupSource>>,
+) -> SocketAddr {
+    let parts = sources(gateway, logs, warmups);
     let admin =
         AdminServer::from_listener(AdminServer::listen("127.0.0.1:0".parse().unwrap()).unwrap(), parts)
             .unwrap();
@@ -220,6 +232,31 @@ async fn the_journal_is_passed_on_line_by_line() {
     for line in ["{\"n\":1}", "{\"n\":2}"] {
         gateway.driver.journal.send(line.into()).unwrap();
         client.read_until(format!("data: {line}\n\n").as_bytes()).await;
+    }
+}
+
+#[tokio::test]
+async fn the_page_is_served_without_a_token_and_shows_nothing_by_itself() {
+    let gateway = InProcessGateway::start(|config| config.admin.token = Some("t".into()));
+    let at = start(&gateway, None).await;
+    let root = ask(at, "GET /", "").await;
+    assert_eq!((root.status, root.header("location")), (303, Some("/ui/")));
+    let page = ask(at, "GET /ui/", "").await;
+    assert_eq!((page.status, page.header("content-type")), (200, Some("text/html; charset=utf-8")));
+    assert!(page.header("content-security-policy").unwrap().contains("frame-ancestors 'none'"));
+    let tag = page.header("etag").unwrap();
+    let again = ask(at, "GET /ui/", &format!("if-none-match: {tag}\r\n")).await;
+    assert_eq!((again.status, again.body.len()), (304, 0));
+    // The raw client would read a body by this length.
+    let mut client = RawHttpClient::connect(at).await;
+    client.send("HEAD /ui/app.js HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
+    let head = String::from_utf8(client.read_to_end().await).unwrap();
+    assert!(head.starts_with("HTTP/1.1 200") && head.ends_with("\r\n\r\n"), "{head}");
+    let unknown = ask(at, "GET /ui/nothing.js", "").await;
+    assert_eq!((unknown.status, unknown.error()["code"].as_str()), (404, Some("route_not_found")));
+    assert_eq!(ask(at, "POST /ui/", "").await.status, 405);
+    for closed in ["GET /admin/v1/live", "POST /admin/v1/chat", "GET /ui"] {
+        assert_eq!(ask(at, closed, "").await.status, 401, "{closed}");
     }
 }
 

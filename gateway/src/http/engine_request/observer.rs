@@ -88,6 +88,12 @@ impl RelayObserver for RequestExchangeObserver {
             charge.add_bytes_out(bytes);
         }
         let Some(facts) = facts else { return };
+        self.context.set_tokens(match facts.usage {
+            Some(usage) if facts.done => usage.completion,
+            // Some engines count only at the beginning and at the end.
+            Some(usage) => usage.completion.max(facts.events),
+            None => facts.events,
+        });
         if let Some(usage) = facts.usage {
             self.context.record_usage(usage);
         }

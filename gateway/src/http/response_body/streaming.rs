@@ -15,7 +15,7 @@ use std::{
 use bytes::Bytes;
 use http::StatusCode;
 use http_body::Body as _;
-use rouse::fault::DisconnectPhase;
+use rouse::{fault::DisconnectPhase, fleet::quote::WaitRange};
 use rouse_config::OnDisconnect;
 use rouse_net::{
     downstream,
@@ -83,12 +83,17 @@ pub(super) struct WaitingStream {
     heartbeat: Option<HeartbeatTimer>,
 }
 
-/// The heartbeat of a waiting stream: its frame and its timer.
+/// The heartbeat of a waiting stream: its timer, and what its frames are made from.
 struct HeartbeatTimer {
     timer: Pin<Box<Sleep>>,
     interval: Duration,
-    frame: &'static [u8],
+    /// Whether a frame is an event on the responses API.
+    sends_events: bool,
+    remaining_wait: RemainingWait,
 }
+
+/// Returns the model that a request waits for, and the rest of the expected wait, if that is known.
+pub(crate) type RemainingWait = Box<dyn Fn() -> Option<(String, WaitRange)>>;
 
 impl StreamingBody {
     /// A relayed engine response. `now`: when its head goes out.
@@ -106,17 +111,18 @@ impl StreamingBody {
         )
     }
 
-    /// A stream whose request still waits. The first heartbeat comes at once. Without `stream` there are no heartbeats,
+    /// A stream whose request still waits. The first heartbeat comes at once. Without `beats` there are no heartbeats,
     /// and the client gets nothing before the engine's first byte.
     pub(crate) fn waiting(
         response: EngineResponseFuture,
-        stream: Option<&rouse_config::StreamConfig>,
+        beats: Option<(&rouse_config::StreamConfig, RemainingWait)>,
         body_context: StreamingBodyContext,
     ) -> Rc<Self> {
-        let beats = stream.map(|stream| HeartbeatTimer {
+        let beats = beats.map(|(stream, remaining_wait)| HeartbeatTimer {
             timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
             interval: stream.heartbeat.duration(),
-            frame: heartbeat(body_context.form, stream.responses_heartbeat_events),
+            sends_events: stream.responses_heartbeat_events,
+            remaining_wait,
         });
         let waiting = WaitingStream { response, heartbeat: beats };
         Self::new(StreamingState::Waiting(waiting), None, body_context, Instant::now())
@@ -207,7 +213,8 @@ impl StreamingBody {
                             ready!(beats.timer.as_mut().poll(cx));
                             let now = Instant::now();
                             beats.timer.as_mut().reset(now + beats.interval);
-                            return self.hand_over(ScratchFrame::Owned(Bytes::from_static(beats.frame)), now);
+                            let frame = heartbeat(self.form, beats.sends_events, &beats.remaining_wait);
+                            return self.hand_over(ScratchFrame::Owned(frame), now);
                         }
                     };
                     match result {

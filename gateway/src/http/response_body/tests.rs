@@ -127,7 +127,7 @@ async fn waiting(patience: Duration) -> (TcpStream, Rc<ClientSocket>, Rc<Streami
         responses_heartbeat_events: false,
         bypass_hyper: false,
     };
-    let live = StreamingBody::waiting(response, Some(&stream), parts);
+    let live = StreamingBody::waiting(response, Some((&stream, Box::new(|| None))), parts);
     (client, socket, live)
 }
 

@@ -5,7 +5,7 @@ use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
     os::unix::process::CommandExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::Arc,
 };
@@ -140,7 +140,12 @@ async fn start(
 ///
 /// It begins with the state directory, so that two gateways never take each other's engines for left-overs.
 pub(super) fn mark(shared: &LocalContext, engine: &EngineId, generation: Generation) -> String {
-    format!("{}|{engine}|{generation}", shared.store.folder().display())
+    mark_in(shared.store.folder(), engine, generation)
+}
+
+/// As [`mark`], for the gateway of this state directory, given by its canonical path.
+pub(super) fn mark_in(folder: &Path, engine: &EngineId, generation: Generation) -> String {
+    format!("{}|{engine}|{generation}", folder.display())
 }
 
 /// Reserves a free loopback port, which no other gateway of this machine chooses meanwhile.

@@ -179,7 +179,7 @@ impl LocalContext {
 /// Whether the list of processes tells who uses the memory.
 ///
 /// In a container without the host's pid namespace, NVML answers with an empty list however much memory is in use.
-fn names_owners(by_pid: &BTreeMap<u32, Bytes>, used: Bytes) -> bool {
+pub(crate) fn names_owners(by_pid: &BTreeMap<u32, Bytes>, used: Bytes) -> bool {
     !by_pid.is_empty() || used <= MAX_UNOWNED
 }
 

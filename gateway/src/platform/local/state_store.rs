@@ -20,7 +20,7 @@ use std::{
 
 use nix::fcntl::{Flock, FlockArg};
 use rouse::{
-    fleet::event::LearnedMeasurements,
+    fleet::{event::LearnedMeasurements, quote::LearnedTimes},
     model::{AcceleratorId, EngineId, ModelName, SleepLevel},
     units::{Generation, Tick},
 };
@@ -115,6 +115,23 @@ struct EnginesFile {
 pub fn is_in_use(folder: &Path) -> bool {
     let lock = File::open(folder.join(LOCK_FILE));
     lock.is_ok_and(|lock| Flock::lock(lock, FlockArg::LockSharedNonblock).is_err())
+}
+
+/// Reads what the gateway of this state directory has recorded of an engine, also while that gateway runs.
+///
+/// `None`: no process of the engine was recorded since the machine started.
+///
+/// # Errors
+/// The record cannot be read.
+pub(super) fn read_recorded(folder: &Path, engine: &EngineId) -> io::Result<Option<StoredEngine>> {
+    let content = match fs::read(folder.join(ENGINES_FILE)) {
+        Ok(content) => content,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut file: EnginesFile = serde_json::from_slice(&content)?;
+    let current = file.boot == table::boot_id();
+    Ok(file.engines.remove(engine).filter(|_| current))
 }
 
 impl StateDirLock {
@@ -246,6 +263,14 @@ impl StateStore {
                 start: now.start.or(known.start),
                 wake: now.wake.or(known.wake),
                 sleep: now.sleep.or(known.sleep),
+                times: LearnedTimes {
+                    start: now.times.start.or(known.times.start),
+                    wake_one: now.times.wake_one.or(known.times.wake_one),
+                    wake_two: now.times.wake_two.or(known.times.wake_two),
+                    sleep: now.times.sleep.or(known.times.sleep),
+                    rehearsed_sleep: now.times.rehearsed_sleep.or(known.times.rehearsed_sleep),
+                    stop: now.times.stop.or(known.times.stop),
+                },
             };
             changed |= std::mem::replace(known, both) != both;
         }

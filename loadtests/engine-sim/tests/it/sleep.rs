@@ -1,10 +1,12 @@
 use std::{
     io::{Read, Write},
     thread,
+    time::Duration,
 };
 
 use engine_sim::content;
 use serde_json::json;
+use tokio::time::Instant;
 
 use crate::support::*;
 
@@ -34,6 +36,22 @@ fn level_1_sleeps_and_wakes_unharmed() {
     let counters = engine.counters();
     assert_eq!((&counters["sleeps"], &counters["wakes"]), (&json!(1), &json!(1)));
     assert!(counters["last_wake_unix_us"].as_u64().is_some());
+}
+
+#[test]
+fn the_first_sleep_at_level_1_pins_host_memory_and_the_second_reuses_it() {
+    let engine = start(&format!("{FAST} --memory-host 8Mi --pin-rate 8Mi"));
+    let timed = |path: &str| {
+        let began = Instant::now();
+        assert_eq!(engine.post(path, "").status, 200, "{path}");
+        let took = began.elapsed();
+        assert_eq!(engine.post("/wake_up", "").status, 200);
+        took
+    };
+    let pin = Duration::from_secs(1);
+    assert!(timed("/sleep?level=2") < pin, "level 2 keeps no weights");
+    assert!(timed("/sleep?level=1") >= pin);
+    assert!(timed("/sleep?level=1") < pin);
 }
 
 #[test]

@@ -3,13 +3,14 @@ use serde_json::{Value, json};
 use super::*;
 use rouse::{
     fault::{DisconnectPhase, ExchangeTimeout, FailureCause, RateLimitUnit, RateLimitUsage, WaitLimit},
+    fleet::quote::WaitRange,
     units::Bytes as Size,
 };
 
 fn waited() -> WaitDetails {
     WaitDetails {
         waited_for: "gpu-1: held by qwen".into(),
-        named_models: vec!["qwen".into()],
+        named_models: ["qwen".into()].into(),
         waited: Millis(61_500),
         position: 3,
         holders: vec![BlockingModel {
@@ -21,8 +22,24 @@ fn waited() -> WaitDetails {
         }],
         unlisted_holders: 0,
         retry_after: Some(Millis(2001)),
+        expected_wait: None,
         expired_limit: None,
     }
+}
+
+#[test]
+fn a_refusal_asks_for_a_retry_at_the_upper_end_of_the_expected_wait() {
+    let after = |high, fault: fn(WaitDetails) -> Fault| {
+        let expected = WaitRange { low: Millis::ZERO, likely: Millis(high / 2), high: Millis(high) };
+        let expected_wait = Some(Box::new(expected));
+        let refused = response(&fault(WaitDetails { expected_wait, ..waited() }), ApiSchema::OpenAi);
+        refused.headers()[header::RETRY_AFTER].to_str().unwrap().to_owned()
+    };
+    let full = |wait| Fault::QueueFull { message: String::new(), wait };
+    let starting = |wait| Fault::ModelNotReady { model: "m".into(), cause: FailureCause::Deadline, wait };
+    assert_eq!(after(19_001, full), "20");
+    assert_eq!(after(19_000, starting), "19");
+    assert_eq!(after(0, full), "1", "the wait may be over, but a client does not retry at once");
 }
 
 fn shortage(never: bool) -> Fault {

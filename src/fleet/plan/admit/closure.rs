@@ -15,7 +15,7 @@ use crate::{
         command::Command,
         explain::ModelReason,
         plan::{
-            PlanBuilder, Planner,
+            DraftCache, PlanBuilder, Planner,
             admit::{AdmitOutcome, turn_order::AdmissionClass},
             place::PlacementCandidate,
         },
@@ -236,6 +236,7 @@ impl PlanBuilder<'_> {
 
     fn roll_back(&mut self, before: &PlanSnapshot) -> Vec<Command> {
         self.planner = before.planner.clone();
+        self.cache = DraftCache::default();
         self.claims = before.claims.clone();
         self.reasons = Arc::clone(&before.reasons);
         self.take_commands_since(before.command_count)

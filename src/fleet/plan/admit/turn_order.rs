@@ -298,7 +298,7 @@ fn primary_rank(e: &Engine) -> u8 {
     match &e.state {
         _ if e.serves() && e.failing_since.is_none() => 0,
         _ if e.serves() || e.is_blocked_by_stub() => 1,
-        state if state.is_starting() || e.pending_reservation.is_some() => RANK_STARTING,
+        state if state.is_starting() || e.pending_reservation.is_some() || e.is_rehearsing() => RANK_STARTING,
         LifecycleState::Asleep { .. } => 3,
         state if state.is_winding_down() => 4,
         LifecycleState::Backoff { .. } => 6,

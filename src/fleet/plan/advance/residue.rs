@@ -1,11 +1,22 @@
 //! Residue of asleep engines: a reservation shrinks to the observed memory, and only after the observation.
 
 use crate::{
-    engine::state::LifecycleState,
-    fleet::{command::Command, plan::PlanBuilder},
+    engine::{Engine, state::LifecycleState},
+    fleet::{
+        command::Command,
+        plan::{PlanBuilder, Planner},
+    },
     model::{AcceleratorId, EngineId, ModelSpec},
     units::{Bytes, Millis, Tick},
 };
+
+/// What the meters show of a sleeping engine.
+pub(in crate::fleet) enum ResidueReading {
+    /// The engine keeps this much on each accelerator, or in its pool.
+    Complete(Bytes),
+    /// The meters of these accelerators are to be read again, each after its pause.
+    Unread(Vec<(AcceleratorId, Millis)>),
+}
 
 /// A release counts as complete while at most one part in this many is missing.
 const MISSING_PART: u64 = 16;
@@ -28,47 +39,24 @@ impl PlanBuilder<'_> {
         if !matches!(e.state, LifecycleState::Asleep { .. }) {
             return;
         }
-        let Some(since) = e.releasing_since else {
+        if e.releasing_since.is_none() {
             return self.correct_residue(id);
-        };
+        }
+        if self.wakes_from_rehearsal(e) {
+            // The engine needs all of its reservation in a moment.
+            return;
+        }
         let (engine, generation) = (id.clone(), e.generation);
-        let residue = self.planner.residue_of(id);
-        let meter_lag = self.planner.settings.timeouts.meter_lag;
-        let patient = since + meter_lag > self.now;
-        // A meter that never answers must not block the memory forever: then the engine's own report counts.
-        let silent = since + Millis(meter_lag.0 * 5) <= self.now;
-        let accounts =
-            e.accelerators.iter().filter_map(|a| Some((a, self.planner.ledger.accelerators.get(a)?)));
-        let mut measured = residue;
-        let mut unread: Vec<(AcceleratorId, Millis)> = Vec::new();
-        for (accelerator, account) in accounts.filter(|(_, a)| a.metered) {
-            // Without names, usage counts as this engine's only if no neighbour is still growing into its reservation.
-            let names_engines = account.reading.as_ref().is_some_and(|r| r.by_engine.is_some());
-            let reading = account.reading.as_ref().filter(|r| r.at >= since);
-            let observed = reading
-                .filter(|r| names_engines || !self.has_rising_neighbour(id, accelerator, r.at))
-                .and_then(|_| account.observed_of(id));
-            match observed {
-                Some(bytes) if bytes <= residue => {}
-                Some(bytes)
-                    if !patient
-                        || (names_engines && is_mostly_released(bytes, residue, account.booked_by(id))) =>
-                {
-                    measured = measured.max(bytes)
-                }
-                None if silent && reading.is_none() => {}
-                _ => unread.push((accelerator.clone(), account.reading_delay())),
+        match self.planner.residue_reading(e, self.now) {
+            ResidueReading::Complete(bytes) => {
+                let host = self.planner.ledger.host.booked.of(id).unwrap_or_default();
+                self.emit(Command::Shrink { engine, generation, bytes, host });
             }
-        }
-        if unread.is_empty() {
-            let host = self.planner.ledger.host.booked.of(id).unwrap_or_default();
-            // A meter without names may show another program's late memory; more than the reservation is never the
-            // engine's own.
-            let bytes = measured.min(self.planner.ledger.booked_bytes(id));
-            return self.emit(Command::Shrink { engine, generation, bytes, host });
-        }
-        for (accelerator, after) in unread {
-            self.request_reading(&accelerator, after);
+            ResidueReading::Unread(accelerators) => {
+                for (accelerator, after) in accelerators {
+                    self.request_reading(&accelerator, after);
+                }
+            }
         }
     }
 
@@ -104,12 +92,54 @@ impl PlanBuilder<'_> {
             self.emit(Command::Shrink { engine, generation, bytes, host });
         }
     }
+}
+
+impl Planner {
+    /// What the meters show of the memory that this engine has kept since it fell asleep.
+    pub(in crate::fleet) fn residue_reading(&self, e: &Engine, now: Tick) -> ResidueReading {
+        let id = &e.id;
+        let residue = self.residue_of(id);
+        let Some(since) = e.releasing_since else { return ResidueReading::Complete(residue) };
+        let meter_lag = self.settings.timeouts.meter_lag;
+        let patient = since + meter_lag > now;
+        // A meter that never answers must not block the memory forever: then the engine's own report counts.
+        let silent = since + Millis(meter_lag.0 * 5) <= now;
+        let accounts = e.accelerators.iter().filter_map(|a| Some((a, self.ledger.accelerators.get(a)?)));
+        let mut measured = residue;
+        let mut unread: Vec<(AcceleratorId, Millis)> = Vec::new();
+        for (accelerator, account) in accounts.filter(|(_, a)| a.metered) {
+            // Without names, usage counts as this engine's only if no neighbour is still growing into its reservation.
+            let names_engines = account.reading.as_ref().is_some_and(|r| r.by_engine.is_some());
+            let reading = account.reading.as_ref().filter(|r| r.at >= since);
+            let observed = reading
+                .filter(|r| names_engines || !self.has_rising_neighbour(id, accelerator, r.at))
+                .and_then(|_| account.observed_of(id));
+            match observed {
+                Some(bytes) if bytes <= residue => {}
+                Some(bytes)
+                    if !patient
+                        || (names_engines && is_mostly_released(bytes, residue, account.booked_by(id))) =>
+                {
+                    measured = measured.max(bytes)
+                }
+                None if silent && reading.is_none() => {}
+                _ => unread.push((accelerator.clone(), account.reading_delay())),
+            }
+        }
+        if unread.is_empty() {
+            // A meter without names may show another program's late memory; more than the reservation is never the
+            // engine's own.
+            ResidueReading::Complete(measured.min(self.ledger.booked_bytes(id)))
+        } else {
+            ResidueReading::Unread(unread)
+        }
+    }
 
     /// Whether, at the reading, another engine here held less than its reservation and was growing towards it.
     ///
     /// An engine that became awake since the reading was still growing then.
     fn has_rising_neighbour(&self, id: &EngineId, accelerator: &AcceleratorId, read: Tick) -> bool {
-        self.planner.engines.on_accelerators(std::slice::from_ref(accelerator)).into_iter().any(|e| {
+        self.engines.on_accelerators(std::slice::from_ref(accelerator)).into_iter().any(|e| {
             let is_growing =
                 e.state.is_starting() || (e.state == LifecycleState::Awake && e.turn_start > read);
             // An engine that only has a reservation will grow, too.

@@ -78,10 +78,9 @@ impl PlanBuilder<'_> {
         spec: &ModelSpec,
         healthy_only: bool,
     ) -> Vec<PlacementCandidate> {
-        let Some(model) = self.planner.models.get(&id.model) else {
+        let Some(need) = self.needed_amount(id, spec) else {
             return Vec::new();
         };
-        let need = model.needed_amount(&id.variant, spec, self.planner.largest(spec));
         let declared =
             ResourceAmount { bytes: spec.accelerators.bytes_per_account(spec.memory.awake), ..need };
         let accounts = &self.planner.ledger.accelerators;
@@ -99,16 +98,21 @@ impl PlanBuilder<'_> {
         self.start_candidates(id, spec, need, usable)
     }
 
+    /// Amount that the engine takes on each of its accelerators, or of its pool; `None` if its model is unknown.
+    pub(in crate::fleet) fn needed_amount(&self, id: &EngineId, spec: &ModelSpec) -> Option<ResourceAmount> {
+        let model = self.planner.models.get(&id.model)?;
+        Some(model.needed_amount(&id.variant, spec, self.planner.largest(spec)))
+    }
+
     /// Returns where an asleep engine could run if it were started anew, off its present accelerators.
     pub(in crate::fleet) fn relocation_candidates(
         &self,
         id: &EngineId,
         spec: &ModelSpec,
     ) -> Vec<PlacementCandidate> {
-        let Some(model) = self.planner.models.get(&id.model) else {
+        let Some(need) = self.needed_amount(id, spec) else {
             return Vec::new();
         };
-        let need = model.needed_amount(&id.variant, spec, self.planner.largest(spec));
         let accounts = &self.planner.ledger.accelerators;
         let usable = |a: &AcceleratorId| accounts.get(a).is_some_and(|a| a.healthy && a.could_hold(need));
         let current = self.engine(id).map(|e| e.accelerators.clone()).unwrap_or_default();

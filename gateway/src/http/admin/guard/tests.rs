@@ -40,6 +40,35 @@ fn metrics_need_the_token_when_configured_so() {
 }
 
 #[test]
+fn the_page_needs_no_token_and_keeps_the_rules_of_hosts() {
+    let far = "10.1.2.3:9".parse().unwrap();
+    for path in ["/", "/ui/", "/ui/app.js", "/ui/nothing"] {
+        assert_eq!(check(&admin(Some("secret"), true), &ask("GET", path, &[]), far), Ok(()), "{path}");
+        let rebound = ask("GET", path, &[("host", "rebound.example")]);
+        let without = admin(None, true);
+        assert_eq!(check(&without, &rebound, HERE.parse().unwrap()), Err(AdminRejection::ForeignHost));
+        let here = ask("GET", path, &[("host", "localhost:8180")]);
+        assert_eq!(check(&without, &here, HERE.parse().unwrap()), Ok(()), "{path}");
+        assert_eq!(check(&without, &here, far), Err(AdminRejection::NotLocal), "{path}");
+    }
+    for path in ["/ui", "/uix/", "/admin/v1/live", "/admin/v1/chat", "//ui/", "/ui%2Fapp.js"] {
+        let closed = check(&admin(Some("secret"), true), &ask("GET", path, &[]), far);
+        assert_eq!(closed, Err(AdminRejection::NoToken), "{path}");
+    }
+}
+
+#[test]
+fn a_page_of_this_gateway_gives_orders_with_its_token_under_any_name() {
+    let headers = [
+        ("host", "gateway.example:8180"),
+        ("origin", "http://gateway.example:8180"),
+        ("authorization", "Bearer secret"),
+    ];
+    let order = ask("POST", "/admin/v1/models/m/wake", &headers);
+    assert_eq!(check(&admin(Some("secret"), true), &order, "10.1.2.3:9".parse().unwrap()), Ok(()));
+}
+
+#[test]
 fn without_a_token_only_this_machine_asks_under_a_loopback_name() {
     let admin = admin(None, true);
     let fleet = |host| ask("GET", "/admin/v1/fleet", &[("host", host)]);
