@@ -32,6 +32,9 @@ use crate::{
 
 /// One in so many models gets a new template.
 const ROLLED: usize = 10;
+/// Changes of Pods a second that the API server makes for each core of the machine, which it shares with all gateways and
+/// the rest of the test: 500 a second take 20 cores.
+const CHANGES_PER_CORE: u32 = 25;
 /// How many changes of Pods are under way at once.
 const AT_ONCE: usize = 32;
 /// The share of the Pod events that must have been made in time: the API server shares its cores with all the rest of
@@ -63,7 +66,12 @@ pub(super) async fn check(fleet: &mut FleetInstallation<'_>, cold: usize) {
 
     let begun = Instant::now();
     let (client, namespace) = (fleet.world.site.admin.clone(), fleet.world.name().to_owned());
-    let (pods, rate, length) = (pod_names(fleet).await, fleet.size.rollout_rate, fleet.size.rollout);
+    let (pods, length) = (pod_names(fleet).await, fleet.size.rollout);
+    let rate = fleet.size.rollout_rate.min(CHANGES_PER_CORE * cores());
+    println!(
+        "a rollout with {rate} changes of Pods a second, for {} on a machine that bears it",
+        fleet.size.rollout_rate
+    );
     let changes = tokio::spawn(change_pods(client, namespace, pods, rate, length));
     sleep_until(begun + length / 2).await;
     let deployments = fleet.world.runner.deployments();
@@ -85,6 +93,11 @@ pub(super) async fn check(fleet: &mut FleetInstallation<'_>, cold: usize) {
     for (pool, revisions) in &mut pools {
         check_pool(*pool, &revisions.all().await);
     }
+}
+
+fn cores() -> u32 {
+    let cores = std::thread::available_parallelism().unwrap().get();
+    u32::try_from(cores).unwrap()
 }
 
 /// Follows every pool, by its number.
