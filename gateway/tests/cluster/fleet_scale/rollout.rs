@@ -32,9 +32,9 @@ use crate::{
 
 /// One in so many models gets a new template.
 const ROLLED: usize = 10;
-/// Changes of Pods a second that the API server makes for each core of the machine, which it shares with all gateways and
-/// the rest of the test: 500 a second take 20 cores.
-const CHANGES_PER_CORE: u32 = 25;
+/// Changes of Pods that the API server sends to gateways, in a second and for each core of the machine, which it shares
+/// with these gateways and the rest of the test. It sends each change to every gateway.
+const DELIVERIES_PER_CORE: u32 = 100;
 /// How many changes of Pods are under way at once.
 const AT_ONCE: usize = 32;
 /// The share of the Pod events that must have been made in time: the API server shares its cores with all the rest of
@@ -67,7 +67,8 @@ pub(super) async fn check(fleet: &mut FleetInstallation<'_>, cold: usize) {
     let begun = Instant::now();
     let (client, namespace) = (fleet.world.site.admin.clone(), fleet.world.name().to_owned());
     let (pods, length) = (pod_names(fleet).await, fleet.size.rollout);
-    let rate = fleet.size.rollout_rate.min(CHANGES_PER_CORE * cores());
+    let borne = DELIVERIES_PER_CORE * cores() / u32::try_from(fleet.gateways.len()).unwrap();
+    let rate = fleet.size.rollout_rate.min(borne);
     println!(
         "a rollout with {rate} changes of Pods a second, for {} on a machine that bears it",
         fleet.size.rollout_rate
