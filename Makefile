@@ -95,8 +95,6 @@ IN_A_ROW = (binary(it) & $(call alternatives,$(ROW)) - $(call alternatives,$(NOT
 test-crates: $(NEXTEST)
 	@$(PART) "building the tests" 240 $(RUN_TESTS) --no-run
 	@$(PART) "the crates: units, the simulator's seeds, loom, the gateway against engine-sim" 200 $(RUN_TESTS)
-	@$(PART) "streams without the take-over: what serves them is hyper alone" 30 env ROUSE_TAKE_OVER=false $(RUN_TESTS) \
-	    -E 'package(rouse-gateway) & (kind(lib) & test(serve::) | binary(it) & test(/stream|waiting/))'
 	@$(PART) "gateway and stub in a row: bytes, framing, waits, cancellation" 60 env ROUSE_STUB=1 $(RUN_TESTS) \
 	    -E 'package(rouse-gateway) & $(IN_A_ROW)'
 
@@ -319,14 +317,27 @@ build-package:
 
 # A machine that does nothing else meanwhile, and two cores of it: what others use is seen and marked, not undone.
 .PHONY: compare
-compare: ## The gateway beside nginx, haproxy and sglang-router: the goals' table and plots (ARGS="--rounds 5 --only saturated")
-	loadtests/compare/install $(INSTALL)
-	cargo build --release --locked -p rouse-gateway -p rouse-stub -p engine-sim -p rouse-compare
+compare: build-compare ## The gateway beside nginx, haproxy and sglang-router: the goals' table and plots (ARGS="--rounds 5 --only saturated")
 	"$(TARGET)/release/compare" run $(ARGS)
 
 .PHONY: compare-quick
 compare-quick: ## The same for a first impression: two short rounds, beside nginx alone
 	@$(MAKE) compare INSTALL="--only nginx" ARGS="--rounds 2 --seconds 1 --peers nginx --report-only $(ARGS)"
+
+.PHONY: compare-wrk
+compare-wrk: INSTALL = --only nginx --wrk
+compare-wrk: build-compare ## CPU per request of gateway and stub beside nginx, with wrk as the client (ARGS="--pairs 7 --seconds 5")
+	"$(TARGET)/release/compare" wrk $(ARGS)
+
+.PHONY: compare-memory
+compare-memory: INSTALL = --only nginx
+compare-memory: build-compare ## Memory of an idle connection and of an open stream: gateway, stub, nginx (ARGS="--rounds 3")
+	"$(TARGET)/release/compare" memory $(ARGS)
+
+.PHONY: build-compare
+build-compare:
+	loadtests/compare/install $(INSTALL)
+	cargo build --release --locked -p rouse-gateway -p rouse-stub -p engine-sim -p rouse-compare
 
 # ---- what a change must pass besides tests
 

@@ -13,8 +13,12 @@ use rouse_net::{
 };
 use serde_json::Value;
 
+#[path = "bodies/connection.rs"]
+mod connection;
 #[path = "bodies/readers.rs"]
 mod readers;
+
+pub(crate) use connection::connection;
 
 /// A JSON request: the peeked fields match a full parser's, and a splice changes only the model.
 pub(crate) fn head(data: &[u8]) {

@@ -39,7 +39,7 @@ use crate::{
         last_outcome::{LastFailure, LastOutcome},
     },
     model::{AcceleratorId, AcceleratorRequirement, EngineId, ModelName, ModelSpec, VariantName},
-    units::{Bytes, Generation, Tick},
+    units::{Bytes, Generation, Millis, Tick},
 };
 
 /// The complete decision state for engines and requests.
@@ -81,13 +81,23 @@ pub struct AcceleratorCapacity {
 }
 
 /// Limit on replanning passes at one moment. More passes would mean decisions that contradict each other.
-const MAX_REPLANS: usize = 8;
+pub(crate) const MAX_REPLANS: usize = 8;
 
 /// The commands to submit now, with a reason for every model. [`Fleet::report`] renders the reasons as text.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     pub commands: Vec<Command>,
     report_inputs: ReportInputs,
+    /// The last of [`MAX_REPLANS`] passes still added a command.
+    gave_up: bool,
+}
+
+impl Plan {
+    /// Whether planning ended at its limit of passes, and not because a pass added no command: a defect.
+    #[must_use]
+    pub(crate) const fn gave_up(&self) -> bool {
+        self.gave_up
+    }
 }
 
 impl Fleet {
@@ -154,6 +164,7 @@ impl Fleet {
         let (dispatch, quotes) = (self.dispatch.clone(), self.quotes.clone());
         let mut after = Self { planner, dispatch, quotes, ..*self };
         let mut recorded = 0;
+        plan.gave_up = true;
         for _ in 0..MAX_REPLANS {
             // Each pass has recorded its commands in its planner. Only the waiters still have to be removed.
             plan.commands.iter().skip(recorded).for_each(|command| after.record_answer(command, now));
@@ -164,6 +175,7 @@ impl Fleet {
             plan.report_inputs = next.report_inputs;
             plan.commands.extend(next.commands);
             if plan.commands.len() == recorded {
+                plan.gave_up = false;
                 break;
             }
         }
@@ -184,7 +196,8 @@ impl Fleet {
             commands.extend(granted);
         }
         let (planner, report_inputs) = builder.into_parts();
-        (Plan { commands, report_inputs: ReportInputs { demand, ..report_inputs } }, planner)
+        let report_inputs = ReportInputs { demand, ..report_inputs };
+        (Plan { commands, report_inputs, gave_up: false }, planner)
     }
 
     /// Records commands before they are submitted. Planning again at the same moment yields none.
@@ -340,6 +353,24 @@ impl Fleet {
             AcceleratorRequirement::Ids(ids) => ids.iter().map(free).sum(),
             AcceleratorRequirement::Count(_) => accounts.iter().map(|(_, account)| account.free()).sum(),
         }
+    }
+
+    /// Returns since when no gateway uses or requests the model.
+    ///
+    /// `None` while one does, while no engine of the model has a process, and while the use by other gateways is
+    /// unknown. It may be in the future: the others have until then to report that they use it.
+    #[must_use]
+    pub fn unused_since(&self, model: &ModelName) -> Option<Tick> {
+        if self.waiting_everywhere(model) > 0 {
+            return None;
+        }
+        let planner = &self.planner;
+        let mut engines = planner.engines_of(model).filter(|e| e.state.has_process()).peekable();
+        engines.peek()?;
+        engines.try_fold(Tick(0), |latest, e| {
+            let is_unused = planner.in_use_count(e) == 0;
+            planner.idle_at(e, Millis::ZERO).filter(|_| is_unused).map(|at| latest.max(at))
+        })
     }
 
     /// Returns every configured model.

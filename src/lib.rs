@@ -17,9 +17,11 @@
 //! [`fleet`] decides for models: `plan` starts and evicts engines, `dispatch` grants and refuses, `explain` words the
 //! reasons. [`pairing`] decides for dual pods. [`saturation`] decides how many replicas each variant of a model runs.
 //! [`warmup`] decides which images and actions nodes get ahead of their Pods. [`slots`] has the ledger of devices that
-//! several containers share. [`fault`] has every refusal. [`sim`] simulates worlds for all of them.
+//! several containers share. [`fault`] has every refusal. [`journal`] is the format in which the fleet's events are
+//! kept. [`sim`] simulates worlds for all of them.
 //!
-//! In production, only the gateway's driver calls these three functions, and it alone reads the clock for them.
+//! [`driver`] calls these three functions, in the order of its turn. Gateway and simulator run that turn, each over its
+//! own clock; in production, the gateway's driver alone reads the clock for them.
 
 // Nearly every module reads bytes from outside, and an index out of bounds ends every stream: releases abort at a
 // panic.
@@ -29,11 +31,13 @@
 #[macro_use]
 mod string_ids;
 
+pub mod driver;
 mod due_times;
 pub mod engine;
 pub mod error_chain;
 pub mod fault;
 pub mod fleet;
+pub mod journal;
 pub mod model;
 pub mod pairing;
 pub mod saturation;

@@ -1,14 +1,14 @@
 //! A simulated world: clients, gates, engines, accelerators and faults, with a heap as its clock.
 //!
-//! The world drives the real [`crate::fleet::Fleet`] exactly as the gateway's driver does, so a wrong decision shows
-//! here in milliseconds instead of on a production GPU at night. The world keeps its own account of the physical truth
-//! (which process holds how much memory, which client still streams) and never asks the fleet about it. So a decision
-//! is judged by its effect on the world, not by what the fleet believes.
+//! The world runs the turn of the gateway's driver ([`crate::driver`]) over the real [`crate::fleet::Fleet`], so a wrong
+//! decision shows here in milliseconds instead of on a production GPU at night. The world keeps its own account of the
+//! physical truth (which process holds how much memory, which client still streams) and never asks the fleet about it.
+//! So a decision is judged by its effect on the world, not by what the fleet believes.
 //!
 //! ```text
-//!   agenda ─▶ clients, processes, meters, faults ─▶ inbox ─▶ Fleet::on … plan ─▶ checks ─▶ execute
-//!      ▲                                                                                     │
-//!      └─────────────────────────────── later happenings ◀───────────────────────────────────┘
+//!   event queue ─▶ clients, processes, meters, faults ─▶ inbox ─▶ the driver's turn, with checks
+//!        ▲                                                                     │
+//!        └────────────────────────── later events ◀────────────────────────────┘
 //! ```
 //!
 //! The world is pure like the decisions it drives. All randomness comes from one seed, which therefore reproduces a
@@ -21,9 +21,11 @@ mod demand;
 mod event_queue;
 mod execute;
 mod gate;
+mod inbox;
 mod inject;
 mod key_usage;
 mod machine;
+mod platform;
 mod process;
 mod quotes;
 mod random;
@@ -34,11 +36,9 @@ mod world;
 
 pub mod cluster;
 pub mod fcfs;
-pub mod journal;
 pub mod saturation;
 pub mod scenario;
 pub mod trace;
-pub mod transcript;
 pub mod warmup;
 pub mod what_if;
 

@@ -11,8 +11,9 @@ use rouse::{
         command::Command,
         event::{AdoptedEngine, Event, Waiter, WaiterId},
     },
+    journal,
     model::{Accelerator, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelSpec},
-    sim::{journal, simulated_model},
+    sim::simulated_model,
     units::{Bytes, Generation, Millis, Tick},
 };
 

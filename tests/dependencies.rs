@@ -7,8 +7,9 @@ use rouse::{
         event::OperatorAction,
         report::ModelState,
     },
+    journal,
     model::{Accelerator, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelSpec},
-    sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, journal, simulated_model},
+    sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, simulated_model},
     units::{Bytes, Millis},
 };
 

@@ -6,8 +6,9 @@ use rouse::{
         command::Command,
         event::{Event, Waiter, WaiterId},
     },
+    journal,
     model::{Accelerator, EngineMemory, FleetConfig, FleetSettings, ModelSpec},
-    sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, SplitMix64, journal, simulated_model},
+    sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, SplitMix64, simulated_model},
     units::{Bytes, Millis},
 };
 

@@ -6,11 +6,9 @@ use std::collections::BTreeMap;
 
 use rouse::{
     fleet::event::Event,
+    journal::JournalLine,
     model::{Accelerator, FleetConfig, FleetSettings, ModelName},
-    sim::{
-        Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, journal::JournalLine,
-        scenario::scripts::model,
-    },
+    sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, scenario::scripts::model},
     units::{Bytes, Millis},
 };
 

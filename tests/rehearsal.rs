@@ -2,11 +2,12 @@
 
 use rouse::{
     fleet::command::{CloseReason, Command},
+    journal,
     model::{
         Accelerator, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy, ModelSpec,
         RehearsalPolicy, SleepLevelPolicy,
     },
-    sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, journal, simulated_model},
+    sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, simulated_model},
     units::{Bytes, Millis},
 };
 

@@ -9,11 +9,12 @@ use rouse::{
         command::{CloseReason, Command},
         event::{AdoptedEngine, CanaryVerdict, Event, GatewayDemand, Waiter, WaiterId},
     },
+    journal,
     model::{
         Accelerator, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy, ModelSpec,
         RehearsalPolicy, SleepLevel, SleepLevelPolicy,
     },
-    sim::{journal, simulated_model},
+    sim::simulated_model,
     units::{Bytes, Generation, Millis, Tick},
 };
 

@@ -14,11 +14,12 @@ use rouse::{
         event::{AdoptedEngine, CanaryVerdict, Event, OperatorAction},
         report::ModelState,
     },
+    journal,
     model::{
         Accelerator, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelSpec, SleepLevel,
         SleepLevelPolicy,
     },
-    sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, journal, simulated_model},
+    sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, simulated_model},
     units::{Bytes, Generation, Millis, Tick},
 };
 

@@ -2,7 +2,8 @@
 
 use rouse::{
     fleet::Fleet,
-    sim::{Scenario, SimulatedWorld, journal, journal::JournalLine},
+    journal::{self, JournalLine},
+    sim::{Scenario, SimulatedWorld},
 };
 use rouse_testing::sample::{first_seed, size};
 

@@ -6,7 +6,10 @@
 
 use std::path::PathBuf;
 
-use rouse::sim::{SimulatedWorld, journal, scenario::scripts, transcript::render_transcript};
+use rouse::{
+    journal::{self, transcript::render_transcript},
+    sim::{SimulatedWorld, scenario::scripts},
+};
 
 fn scenario_dir() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("gateway/tests/scenarios")

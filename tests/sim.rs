@@ -9,8 +9,9 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use rouse::sim::{
-    InvariantViolation, QuoteSample, Scenario, SimulatedWorld, Tally, journal, transcript::render_transcript,
+use rouse::{
+    journal::{self, transcript::render_transcript},
+    sim::{InvariantViolation, QuoteSample, Scenario, SimulatedWorld, Tally},
 };
 use rouse_testing::sample::{first_seed, size};
 

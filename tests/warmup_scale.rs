@@ -1,7 +1,8 @@
 //! Warmups in simulated time: five thousand nodes, and a leader that is killed at every command.
 //!
-//! The time of decisions is measured without the wait for a core. It is held to a limit in optimised builds; in others
-//! only the median is, so that a slow or busy machine fails no test.
+//! The time of decisions is measured without the wait for a core. In optimised builds the first decision and 99.9 % of
+//! all are held to the limit. In others the median is, and 99 % of all to a few times the limit, since the same code
+//! takes several times as long. What one decision orders is bounded in every build, because the time grows with that.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
@@ -16,6 +17,8 @@ use rouse_testing::run_queue;
 
 /// Time limit of a decision.
 const MAX_DECISION_TIME: Duration = Duration::from_millis(5);
+/// How many times the limit a decision of an unoptimised build may take, but for one of a hundred.
+const UNOPTIMISED_FACTOR: u32 = 4;
 const MAX_RECORD_BYTES: usize = 60_000;
 /// Of the record and the listed nodes together. Numbers and conditions take a few hundred more.
 const MAX_STATUS_BYTES: usize = 100_000;
@@ -35,15 +38,21 @@ fn run(scenario: WarmupScenario) -> (WarmupWorld, WarmupRunTally) {
 fn five_thousand_nodes_are_warmed_fifty_at_a_time_with_three_commands_each() {
     let limits = WarmupLimits { parallelism: Some(50), ..WarmupLimits::default() };
     let scenario = WarmupScenario { nodes: 5_000, limits, ..WarmupScenario::default() };
-    let mut durations = Vec::new();
+    let (mut durations, mut most_commands) = (Vec::new(), 0_usize);
     let mut world = WarmupWorld::new(scenario);
-    let tally = world.run(DAY, &mut |warmups, now| timed_plan(warmups, now, &mut durations)).unwrap();
+    let mut decide = |warmups: &mut Warmups, now| {
+        let plan = timed_plan(warmups, now, &mut durations);
+        most_commands = most_commands.max(plan.commands.len());
+        plan
+    };
+    let tally = world.run(DAY, &mut decide).unwrap();
     let first = durations[0];
     durations.sort_unstable();
-    let (median, most) = (durations[durations.len() / 2], durations[durations.len() * 999 / 1000]);
+    let within = |thousandths: usize| durations[durations.len() * thousandths / 1000];
+    let (median, nearly_all, most) = (within(500), within(990), within(999));
     println!(
-        "{} decisions: the first {first:?}, median {median:?}, 99.9 % within {most:?}; {} commands, {} statuses, \
-         record {} B, listed nodes {} B",
+        "{} decisions: the first {first:?}, median {median:?}, 99 % within {nearly_all:?}, 99.9 % within {most:?}; \
+         {} commands, {most_commands} at most in one decision, {} statuses, record {} B, listed nodes {} B",
         durations.len(),
         tally.commands,
         tally.status_writes,
@@ -57,7 +66,10 @@ fn five_thousand_nodes_are_warmed_fifty_at_a_time_with_three_commands_each() {
     assert_eq!((world.labelled_nodes(), world.pod_count()), (5_000, 0));
     assert!(tally.max_record_bytes > 5_000 * 8 && tally.max_record_bytes <= MAX_RECORD_BYTES);
     assert!(tally.max_record_bytes + tally.max_listing_bytes <= MAX_STATUS_BYTES);
+    // A decision creates, labels and deletes for the nodes that may be active at a time, and for no others.
+    assert!(most_commands <= 3 * 50, "{most_commands} commands in one decision");
     assert!(median <= MAX_DECISION_TIME, "{median:?}");
+    assert!(nearly_all <= MAX_DECISION_TIME * UNOPTIMISED_FACTOR, "{nearly_all:?}");
     if !cfg!(debug_assertions) {
         assert!(first <= MAX_DECISION_TIME && most <= MAX_DECISION_TIME, "{first:?}, {most:?}");
     }

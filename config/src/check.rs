@@ -135,6 +135,12 @@ fn check_settings(config: &Config) -> Vec<ConfigProblem> {
             if everywhere { ", every interface," } else { "" },
         ));
     }
+    for network in config.proxies.networks.iter().filter(|network| network.is_everything()) {
+        warn(&format!(
+            "listen.proxies.networks has {network}: any client can claim any address, so no limit by address holds; list \
+             only the networks of your proxies"
+        ));
+    }
     if let Some(text) = turn_length_warning(config) {
         warn(&text);
     }

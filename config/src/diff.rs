@@ -40,6 +40,7 @@ pub fn diff(old: &Config, new: &Config) -> ConfigDiff {
         ("keys", old.keys != new.keys || old.keys_none != new.keys_none),
         ("tls", old.tls.is_some() && new.tls.is_some() && old.tls != new.tls),
         ("api", old.cors != new.cors),
+        ("listen.proxies", old.proxies != new.proxies),
         ("admin", old.admin.token != new.admin.token || old.admin.metrics_open != new.admin.metrics_open),
     ];
     let restart = [

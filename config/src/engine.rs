@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use rouse::{
     model::ModelName,
+    saturation::EngineTokenLimits,
     units::{Bytes, Millis},
 };
 
@@ -292,6 +293,17 @@ const KV_CACHE_FLAG: &str = "--kv-cache-memory-bytes";
 /// The engine's remaining memory is little more than weights.
 pub fn kv_cache_by_command(command: &[String]) -> Option<Bytes> {
     command_options::value(command, KV_CACHE_FLAG)?.parse().ok()
+}
+
+/// Returns the batch limits of a vLLM with this command, with its defaults for those that the command leaves out.
+pub fn batch_limits_by_command(command: &[String]) -> EngineTokenLimits {
+    let number = |option: &str| -> Option<u32> { command_options::value(command, option)?.parse().ok() };
+    let default = EngineTokenLimits::default();
+    EngineTokenLimits {
+        batched: number("--max-num-batched-tokens").unwrap_or(default.batched),
+        sequences: number("--max-num-seqs").unwrap_or(default.sequences),
+        total: None,
+    }
 }
 
 /// Returns whether the command sets that size, in any form.

@@ -12,7 +12,7 @@ use super::{
     accelerators::read_accelerators,
     api, keys, kubernetes,
     machine::{MachineDefaults, default_state_dir},
-    model, policy,
+    model, policy, proxies,
     reader::{ConfigReader, ConfigSection},
     saturation::{self, LocalSaturation},
     telemetry::{access_log, telemetry},
@@ -63,8 +63,9 @@ pub fn parse_with(machine: &MachineDefaults, text: &str, origin: &str) -> Result
 
 fn read_config(reader: &mut ConfigReader, root: &mut ConfigSection, machine: &MachineDefaults) -> Config {
     let kubernetes = kubernetes::kubernetes(reader, root, machine.platform);
-    let (api, admin_listen) = root.sub(reader, "listen", |reader, listen| {
-        (listen.read(reader, "api", address), listen.read(reader, "admin", address))
+    let (api, admin_listen, proxies) = root.sub(reader, "listen", |reader, listen| {
+        let (api, admin) = (listen.read(reader, "api", address), listen.read(reader, "admin", address));
+        (api, admin, proxies::proxies(reader, listen))
     });
     if let Some((_, at)) = api.or(admin_listen) {
         let (api, admin) = (
@@ -108,6 +109,7 @@ fn read_config(reader: &mut ConfigReader, root: &mut ConfigSection, machine: &Ma
         api,
         threads,
         admin,
+        proxies,
         tls,
         cors,
         core: FleetConfig { settings, accelerators: devices.list, models: found.specs },

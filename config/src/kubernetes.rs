@@ -46,6 +46,8 @@ pub struct WarmupConfig {
     /// `false`: Warmups are left alone, and models keep no images warm.
     pub enabled: bool,
     pub image_volumes: ImageVolumes,
+    /// Nodes at a time that the Warmup of a model with `warmup: auto` warms; at least 1.
+    pub auto_parallelism: u32,
     /// Pause after a node's first failure. It doubles with each further one.
     pub retry_delay: Millis,
 }
@@ -62,7 +64,13 @@ pub enum ImageVolumes {
 
 impl Default for WarmupConfig {
     fn default() -> Self {
-        Self { enabled: true, image_volumes: ImageVolumes::default(), retry_delay: Millis::secs(10) }
+        Self {
+            enabled: true,
+            image_volumes: ImageVolumes::default(),
+            // More would take bandwidth that starting engines need.
+            auto_parallelism: 2,
+            retry_delay: Millis::secs(10),
+        }
     }
 }
 
@@ -202,10 +210,18 @@ fn warmup(reader: &mut ConfigReader, section: &mut ConfigSection) -> WarmupConfi
     let choices = [("auto", ImageVolumes::Auto), ("never", ImageVolumes::Never)];
     let enabled = section.read(reader, "enabled", ConfigReader::flag);
     let image_volumes = section.read(reader, "imageVolumes", |reader, node| reader.choice(node, &choices));
+    let auto_parallelism = section.read(reader, "autoParallelism", |reader, node| {
+        let nodes = reader.number::<u32>(node)?;
+        if nodes == 0 {
+            reader.note(node.at, "no node would ever be warmed: write at least 1, or enabled: false");
+        }
+        Some(nodes.max(1))
+    });
     let retry_delay = section.read(reader, "retryDelay", ConfigReader::positive_duration);
     WarmupConfig {
         enabled: enabled.unwrap_or(default.enabled),
         image_volumes: image_volumes.unwrap_or(default.image_volumes),
+        auto_parallelism: auto_parallelism.unwrap_or(default.auto_parallelism),
         retry_delay: retry_delay.unwrap_or(default.retry_delay),
     }
 }

@@ -22,6 +22,7 @@ mod memory_utilization;
 mod model;
 mod passthrough;
 mod policy;
+mod proxies;
 mod reader;
 mod saturation;
 mod substitute;
@@ -50,14 +51,15 @@ pub use self::{
         WarmupConfig, WatchedNamespaces,
     },
     passthrough::PassthroughPath,
+    proxies::{ForwardedHeader, IpNetwork, IpNetworkError, TrustedProxies},
     saturation::{LoadSource, LocalSaturation, ModelSaturation, SaturationConfig},
     telemetry::{AccessLogTarget, TelemetryConfig},
     tls::{ALPN_HTTP2, TlsConfig, TlsIdentity},
 };
 pub use self::{
     engine::{
-        FingerprintHasher, LORA_AT_LEVEL_2, has_lora_by_command, kind_name, kv_cache_by_command,
-        sets_kv_cache, sleep_api_by_command,
+        FingerprintHasher, LORA_AT_LEVEL_2, batch_limits_by_command, has_lora_by_command, kind_name,
+        kv_cache_by_command, sets_kv_cache, sleep_api_by_command,
     },
     file::{DEFAULT_ADMIN_ADDRESS, load_with, parse_address, parse_with, port_conflict},
     llama_swap::{ImportMachine, LlamaSwapImport, import_llama_swap},
@@ -81,6 +83,8 @@ pub struct Config {
     /// Threads that serve the API; `None` means one per core.
     pub threads: Option<usize>,
     pub admin: AdminConfig,
+    /// The proxies in front of the API.
+    pub proxies: TrustedProxies,
     /// The API's certificates; without them it serves plain HTTP.
     pub tls: Option<TlsConfig>,
     pub cors: CorsConfig,
@@ -237,8 +241,6 @@ pub struct StreamConfig {
     pub heartbeat: Millis,
     /// On `/v1/responses` a heartbeat is an event, for clients that drop comments.
     pub responses_heartbeat_events: bool,
-    /// Streams to HTTP/1.1 clients bypass hyper.
-    pub bypass_hyper: bool,
 }
 
 /// Timeouts of one exchange, and of probes.

@@ -109,12 +109,15 @@ pub(super) fn stream(reader: &mut ConfigReader, root: &mut ConfigSection) -> Str
         let events = section.read(reader, "responsesHeartbeat", |reader, node| {
             reader.choice(node, &[("comment", false), ("event", true)])
         });
-        let take_over = section.read(reader, "takeOver", ConfigReader::flag);
+        section.refuse_removed(
+            reader,
+            "takeOver",
+            "the gateway now serves every HTTP/1.1 connection as 'true' did, so delete the key",
+        );
         StreamConfig {
             grace: grace.unwrap_or(Millis::secs(2)),
             heartbeat: heartbeat.unwrap_or(Millis::secs(10)),
             responses_heartbeat_events: events.unwrap_or(false),
-            bypass_hyper: take_over.unwrap_or(true),
         }
     })
 }

@@ -273,6 +273,14 @@ impl ConfigSection {
         })
     }
 
+    /// Notes a key that earlier versions read. `advice` says what a file needs instead.
+    pub(super) fn refuse_removed(&mut self, reader: &mut ConfigReader, key: &str, advice: &str) {
+        if let Some(index) = self.entries.iter().position(|entry| entry.key == key) {
+            let entry = self.entries.remove(index);
+            reader.note(entry.at, format_args!("'{key}' was removed: {advice}"));
+        }
+    }
+
     /// Returns the location of this key, if it is present and not read yet.
     pub(super) fn location_of(&self, key: &str) -> Option<SourceLocation> {
         self.entries.iter().find(|entry| entry.key == key).map(|entry| entry.value.at)

@@ -22,7 +22,7 @@ use rouse::{
         compare_by_cost,
     },
     pairing,
-    saturation::Thresholds,
+    saturation::{EngineTokenLimits, Role, Thresholds, ZeroRule},
     units::{Bytes, Millis},
 };
 
@@ -99,6 +99,10 @@ impl EnginePodTemplate {
 pub struct ModelVariant {
     pub name: VariantName,
     pub cost: f64,
+    /// Part of the requests that its engines compute.
+    pub role: Role,
+    /// Limits of a batch by the command of its engines, if they are known: those of vLLM are.
+    pub batch_limits: Option<EngineTokenLimits>,
     /// `replicas` is the maximum, and `min_replicas` is the variant's own. The pool of the accelerators is not known
     /// yet: the index sets [`AcceleratorRequirement::InPool`] or
     /// [`AcceleratorRequirement::Slots`].
@@ -140,7 +144,7 @@ pub fn convert(object: &InferenceModel, policy: ConversionPolicy) -> Result<Conv
     // Of a model whose hosting was refused, nobody knows.
     let can_sleep = engine.sleep != rouse_config::SleepApi::None || run.is_none();
     let common = variant_defaults(&mut reader, spec, can_sleep);
-    let saturation = saturation::settings(&mut reader, spec);
+    let saturation = saturation::settings(&mut reader, spec, common.zero);
     let variants = match &run {
         Some(ModelHosting::External(_)) => vec![external(spec, &engine, &common)],
         // The backend was refused. An external model needs none of the engine settings.
@@ -221,13 +225,20 @@ struct VariantDefaults {
     eviction: Option<EvictionPolicy>,
     queue: QueueOverrides,
     may_evict: ScaleUpEviction,
+    zero: ZeroRule,
     /// Saturation scales the model.
     scaled: bool,
     saturation_thresholds: Thresholds,
 }
 
 fn variant_defaults(reader: &mut SpecReader, spec: &InferenceModelSpec, can_sleep: bool) -> VariantDefaults {
-    let sleep_after = reader.span_or_never("cooldownPeriod", &spec.cooldown_period);
+    let cooldown = reader.span_or_never("cooldownPeriod", &spec.cooldown_period);
+    let zero = saturation::zero_rule(reader, spec, cooldown);
+    let (sleep_after, field) = match zero {
+        // The idle rule ends the last engine, so it waits for exactly as long.
+        ZeroRule::After(after) => (Some(after), "saturation.scaleToZero.after"),
+        ZeroRule::Fleet | ZeroRule::KeepOne => (cooldown, "cooldownPeriod"),
+    };
     let stop_after = match &spec.stop_after {
         Some(span) => reader.span_or_never("stopAfter", span),
         None => Some(DEFAULT_STOP_AFTER.max(sleep_after.unwrap_or_default())),
@@ -236,8 +247,8 @@ fn variant_defaults(reader: &mut SpecReader, spec: &InferenceModelSpec, can_slee
         && stop < sleep
     {
         reader.reject_spec(format!(
-            "stopAfter ({stop}) is shorter than cooldownPeriod ({sleep}): an engine sleeps before it is stopped, so \
-             set stopAfter to at least cooldownPeriod"
+            "stopAfter ({stop}) is shorter than {field} ({sleep}): an engine sleeps before it is stopped, so set \
+             stopAfter to at least {field}"
         ));
     }
     let level = engine::level(spec.engine.level);
@@ -255,6 +266,7 @@ fn variant_defaults(reader: &mut SpecReader, spec: &InferenceModelSpec, can_slee
         eviction,
         queue: queue(reader, spec),
         may_evict: saturation::may_evict(spec),
+        zero,
         scaled: spec.saturation.as_ref().is_some_and(|own| own.enabled),
         saturation_thresholds: saturation::gateway_thresholds(spec),
     }
@@ -271,6 +283,8 @@ fn external(
     ModelVariant {
         name: VariantName::default(),
         cost: 0.0,
+        role: Role::Both,
+        batch_limits: None,
         spec: ModelSpec {
             accelerators: AcceleratorRequirement::Count(0),
             pinned: true,
@@ -323,6 +337,8 @@ fn variants(
         variants.push(ModelVariant {
             name: written.name.as_str().into(),
             cost: written.cost,
+            role: saturation::role(written.role),
+            batch_limits: engine::batch_limits(spec.engine.kind, run, template.as_ref()),
             spec: ModelSpec {
                 accelerators: AcceleratorRequirement::Count(count),
                 explicit_memory: explicit,
@@ -340,6 +356,9 @@ fn variants(
     }
     reader.prefix.clear();
     variants.sort_by(|one, other| compare_by_cost((one.cost, &one.name), (other.cost, &other.name)));
+    if common.zero == ZeroRule::KeepOne {
+        saturation::keep_one_of_each_role(&mut variants);
+    }
     variants
 }
 

@@ -252,6 +252,7 @@ impl ClusterRuntime {
                     stub_image: settings.stub_image.clone(),
                 },
                 image_volumes: settings.warmup.image_volumes == ImageVolumes::Auto,
+                auto_parallelism: settings.warmup.auto_parallelism,
             });
             let inputs = watches.warmup(resolved.clone(), warmup_lists.clone()).inputs();
             controllers.spawn_on(kit::run(controller, inputs, terms.clone(), clock), thread.handle());

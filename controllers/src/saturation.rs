@@ -13,13 +13,16 @@
 //! once it knows what runs, and it begins with the targets in the statuses. While the load is unknown every target
 //! stays.
 
+mod accelerator_budget;
 mod decide;
 mod execute;
+mod fleet_reading;
 mod index;
 mod load_metrics;
 mod prometheus_outage;
 mod status;
 mod thresholds_config;
+mod token_readings;
 mod warm_nodes;
 
 use std::{
@@ -42,6 +45,7 @@ use self::{
     execute::{LoadReader, LoadReadings, or_lost},
     index::SaturationIndex,
     prometheus_outage::LastAnswer,
+    token_readings::TokenReadings,
 };
 use crate::{
     cache::{Subscription, TermDelta},
@@ -99,6 +103,7 @@ pub(crate) struct SaturationController<D> {
     metrics: SaturationMetrics,
     index: SaturationIndex,
     peaks: LoadPeaks,
+    tokens: TokenReadings,
     /// The models that this leader has decided about.
     models: BTreeMap<ModelName, ModelScaling>,
     /// Epoch of the term, while this gateway leads.
@@ -146,6 +151,7 @@ impl<D: DriverClient> SaturationController<D> {
             metrics,
             index: SaturationIndex::new(expected_lists),
             peaks: LoadPeaks::new(window),
+            tokens: TokenReadings::default(),
             models: BTreeMap::new(),
             term: None,
             reading: false,
@@ -190,24 +196,33 @@ impl<D: DriverClient> SaturationController<D> {
     fn take_report(&mut self, report: LoadReadings) {
         let now = self.reader.clock.now();
         self.count_readings(&report);
-        let LoadReadings { fleet, engines, read_at, prometheus } = report;
+        let LoadReadings { fleet, engines, tokens, read_at, prometheus } = report;
         let prometheus = prometheus.map(|answer| self.last_answer.update(answer, self.config.window, now));
         let awake: BTreeSet<&EngineId> =
-            fleet.values().flat_map(|load| &load.awake).map(|engine| &engine.id).collect();
+            fleet.models.values().flat_map(|load| &load.awake).map(|engine| &engine.id).collect();
         self.peaks.retain(|engine| awake.contains(engine));
+        self.tokens.retain(|engine| awake.contains(engine));
         self.reader.note_answers(&engines, &awake);
         engines.into_iter().for_each(|reading| self.peaks.add(reading, read_at));
+        for (engine, generation, found) in tokens {
+            self.tokens.add(engine, generation, found);
+        }
         self.readings_left = self.readings_left.saturating_sub(1);
         if self.readings_left > 0 {
             return;
         }
         self.readings_left = self.readings_per_decision();
         let models = self.index.models().filter_map(|model| {
-            let load = fleet.get(model.name())?;
-            Some(self.prepare(model, load, prometheus.as_ref(), now))
+            let load = fleet.models.get(model.name())?;
+            let unused_since = fleet.unused_since.get(model.name()).copied();
+            Some(self.prepare(model, (load, unused_since), prometheus.as_ref(), now))
         });
-        for model in models.collect::<Vec<_>>() {
-            self.decide_model(model, now);
+        let mut models: Vec<_> = models.collect();
+        // The first to be decided gets the accelerators that are free.
+        models.sort_by(|one, other| other.priority().total_cmp(&one.priority()));
+        let mut budget = self.index.accelerator_budget(&fleet.held_accelerators);
+        for model in models {
+            self.decide_model(model, &mut budget, now);
         }
     }
 
@@ -265,6 +280,7 @@ impl<D: DriverClient> Component for SaturationController<D> {
         self.term = epoch;
         self.models.clear();
         self.peaks = LoadPeaks::new(self.config.window);
+        self.tokens = TokenReadings::default();
         (self.reading, self.readings_left, self.next_reading) = (false, 0, Tick::default());
         (self.source_error, self.last_answer) = (None, LastAnswer::default());
         // A gateway that does not lead must neither export targets nor keep old ones for its next term.

@@ -73,6 +73,8 @@ pub(crate) struct WarmupParts {
     pub settings: IndexSettings,
     /// Whether images are mounted as volumes, on the nodes that can.
     pub image_volumes: bool,
+    /// Nodes at a time that the Warmup of a model with `warmup: auto` warms.
+    pub auto_parallelism: u32,
 }
 
 /// What feeds the controller. All but nodes and resolved objects are watched while leading only.
@@ -143,7 +145,8 @@ impl WarmupWatches {
 
 impl WarmupController {
     pub(crate) fn new(parts: WarmupParts) -> Self {
-        let WarmupParts { client, writer, clock, events, metrics, settings, image_volumes } = parts;
+        let WarmupParts { client, writer, clock, events, metrics, settings, image_volumes, auto_parallelism } =
+            parts;
         let installation = settings.installation.clone();
         Self {
             executor: WarmupExecutor { client, writer, installation },
@@ -153,7 +156,7 @@ impl WarmupController {
             mounted_by: image_volumes.then(|| settings.stub_image.clone()),
             index: WarmupIndex::new(settings),
             warmups: Warmups::new(),
-            owned: OwnedWarmups::default(),
+            owned: OwnedWarmups::new(auto_parallelism),
             statuses: StatusWrites::default(),
             term: None,
             is_listed: false,

@@ -115,10 +115,10 @@ pub fn run(cli: Cli) -> ExitCode {
         }
         Some(CliCommand::Import(source)) => import::run(&source),
         Some(CliCommand::Node(args)) => node::run(args),
-        Some(CliCommand::Replay { file }) => replay(&file),
+        Some(CliCommand::Replay { file, json }) => replay(&file, json),
         Some(CliCommand::Simulate(args)) => simulate::run(&args, &mut std::io::stdout().lock()),
         Some(CliCommand::Key { name, stdin, json }) => key::run(&name, stdin, json),
-        Some(CliCommand::Crds { dir, fma }) => crds::run(dir.as_deref(), fma),
+        Some(CliCommand::Crds { dir, fma, json }) => crds::run(dir.as_deref(), fma, json),
         Some(CliCommand::Completions { shell }) => completions::run(shell, &mut std::io::stdout().lock()),
         Some(other) => run_admin_command(other),
     };
@@ -148,8 +148,8 @@ fn report_missing_config() -> ExitCode {
     EXIT_USAGE.into()
 }
 
-fn replay(file: &std::path::Path) -> anyhow::Result<ExitCode> {
-    crate::driver::replay(file, &mut std::io::stdout().lock())?;
+fn replay(file: &std::path::Path, json: bool) -> anyhow::Result<ExitCode> {
+    crate::driver::replay(file, json, &mut std::io::stdout().lock())?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Everything before the body is decided on the head alone, so a refusal is cheap. Such a refusal closes the
-//! connection, because the unread body would follow on it. When a client disconnects, hyper drops the request's future,
-//! and every resource that the future holds is released.
+//! connection, because the unread body would follow on it. When a client disconnects, its connection drops the
+//! request's future, and every resource that the future holds is released.
 
 use std::{
     pin::Pin,
@@ -18,16 +18,16 @@ use std::{
 use arc_swap::{ArcSwap, Guard};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, request};
-use hyper::body::Incoming;
+use http_body::Body;
 use rouse::{fault::Fault, units::Tick};
 use rouse_config::Config;
 use rouse_net::{
-    downstream::DateCache,
     openai::{self, ApiSchema},
     relay::{
         ConnectionPool,
         headers::{REQUEST_ID, RequestIdGenerator},
     },
+    server::DateCache,
 };
 use tokio::{sync::watch, time::Instant};
 
@@ -36,7 +36,7 @@ use crate::{
     keys::{self, ApiKey, ApiKeyStore},
     routing::{ResponseOwners, Rng},
     serve::{
-        ShutdownStage,
+        ShutdownStage, client_address,
         socket::{ClientSocket, ConnectionExchangeGuard},
     },
     telemetry::{RequestOrigin, Telemetry, TraceIdGenerator},
@@ -69,7 +69,7 @@ pub(crate) mod testing;
 
 use active_requests::ActiveRequests;
 pub use active_requests::{ActiveRequest, ActiveRequestList, RequestPhase};
-pub(crate) use body::BodyByteCounter;
+pub(crate) use body::{BodyByteCounter, ClientBody};
 pub use driver_api::{DriverApi, DriverFuture};
 use infer::PendingRequest;
 use known_headers::{KnownHeader, KnownHeaders};
@@ -196,7 +196,7 @@ impl WorkerContext {
 pub(crate) fn serve(
     worker: &Rc<WorkerContext>,
     socket: &Rc<ClientSocket>,
-    request: Request<Incoming>,
+    request: Request<ClientBody>,
 ) -> impl Future<Output = Response<ClientResponseBody>> + use<> {
     let outcome = handle_head(worker, socket, request);
     async move {
@@ -216,7 +216,7 @@ enum HeadOutcome {
 fn handle_head(
     worker: &Rc<WorkerContext>,
     socket: &Rc<ClientSocket>,
-    request: Request<Incoming>,
+    request: Request<ClientBody>,
 ) -> HeadOutcome {
     let arrived = Instant::now();
     let exchange = socket.begin_exchange(arrived);
@@ -235,7 +235,8 @@ fn handle_head(
     let label = found.as_ref().map_or("other", ApiRoute::label);
     let context = RequestContext::new(&shared.metrics_sink, shared.driver.clock(), arrived, id, label);
     let probe = matches!(found, Ok(ApiRoute::Healthz | ApiRoute::Readyz));
-    let origin = RequestOrigin { peer: socket.peer(), is_tls: socket.is_secure(), is_health_check: probe };
+    let client = client_address::client_of_request(&config.proxies, socket, &parts.headers);
+    let origin = RequestOrigin { client, is_tls: socket.is_secure(), is_health_check: probe };
     context.set_recorder(shared.telemetry.start_recording(&worker.trace_ids, &parts, origin));
     let request = RequestHandler {
         worker: Rc::clone(worker),
@@ -246,14 +247,16 @@ fn handle_head(
         ambiguous_framing: ambiguous,
         is_head: parts.method == Method::HEAD,
     };
-    let unread = !hyper::body::Body::is_end_stream(&body);
+    let unread = !body.is_end_stream();
     let preflight = if ambiguous { None } else { request.cors.preflight(&parts) };
     if let Some(headers) = preflight {
         let mut response = request.preflight(headers, exchange);
         request.close_unread(&mut response, unread);
         return HeadOutcome::Responded(request.finish(response));
     }
-    let admitted = found.and_then(|route| {
+    // A health check must not fail for the requests of others.
+    let counted = if probe { Ok(()) } else { request.count_client(client, &config) };
+    let admitted = counted.map_err(|fault| (fault, None)).and(found).and_then(|route| {
         let key = request.authenticate(&route, &parts, &fields, &config).map_err(|fault| (fault, None))?;
         Ok((route, key))
     });
@@ -309,10 +312,10 @@ fn handle_head(
     }
 }
 
-/// Removes the body from a response to HEAD and keeps its length. hyper does this for HTTP/1.1 only.
+/// Removes the body from a response to HEAD and keeps its length. HTTP/1.1's connection does this by itself.
 fn strip_head_response_body(response: Response<ClientResponseBody>) -> Response<ClientResponseBody> {
     let (mut parts, body) = response.into_parts();
-    if let Some(length) = hyper::body::Body::size_hint(&body).exact().filter(|length| *length > 0) {
+    if let Some(length) = body.size_hint().exact().filter(|length| *length > 0) {
         parts.headers.entry(header::CONTENT_LENGTH).or_insert_with(|| HeaderValue::from(length));
     }
     Response::from_parts(parts, body.without_body())
@@ -359,7 +362,10 @@ impl RequestHandler {
         }
         origin.apply(response.headers_mut());
         if ambiguous {
-            socket.record_offence();
+            match context.client_permit() {
+                Some(client) => client.record_offence(),
+                None => socket.record_offence(),
+            }
         }
         if (ambiguous || worker.is_draining()) && !socket.is_multiplexed() {
             set_connection_close(&mut response);
@@ -502,7 +508,6 @@ impl RequestHandler {
 
     fn close_unread(&self, response: &mut Response<ClientResponseBody>, unread: bool) {
         if unread && !self.socket.is_multiplexed() {
-            self.socket.set_body_unread();
             set_connection_close(response);
         }
     }

@@ -17,12 +17,14 @@ mod api;
 pub mod api;
 mod api_workers;
 pub(crate) mod balance;
+pub(crate) mod client_address;
 mod connection;
 mod listener;
 pub(crate) mod socket;
 mod stream;
 pub mod tls;
 
+pub(crate) use address_limiter::{RequestPermit, limiter_key};
 pub use admin::AdminServer;
 pub use api::{ApiServer, ServingThreads};
 pub use api_workers::ApiWorkers;

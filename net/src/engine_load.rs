@@ -8,10 +8,12 @@
 //!
 //! Each figure may be unknown, which is never the same as zero: an engine whose KV cache use is unknown may be full.
 
+mod engine_tokens;
 mod latest_load;
 pub mod orca;
 pub(crate) mod prometheus_text;
 
+pub use engine_tokens::{EngineTokens, LengthCounter};
 pub use latest_load::{LatestLoad, MAX_LOAD_AGE, REPORT_INTERVAL};
 
 use prometheus_text::MetricSample;

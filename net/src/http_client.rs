@@ -1,44 +1,43 @@
-//! Small calls to an engine, a stub or a launcher: one connection each, one deadline for the whole call, a bounded
-//! body.
+//! The one-shot HTTP/1.1 client of gateway, stub and command line: one connection for each call, one deadline for the
+//! whole call, a bounded body.
 //!
-//! [`LineStream`] reads a response of unlimited duration line by line.
+//! Callers are engines' adapters, the clients of stubs and launchers, probes, the export of traces and the commands
+//! that query a gateway. [`HttpClient::call`] sends JSON, [`HttpClient::send`] any request. [`ResponseStream`] reads a
+//! response of unlimited duration in pieces, and [`LineStream`] line by line. Redirects are not followed and proxies
+//! are not used.
 
-mod exchange;
+mod connect;
+mod error;
 mod line_stream;
+mod request;
+mod response_stream;
 
 use std::{fmt::Debug, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{Method, Request, header};
+use http::{Method, Request};
 use serde_json::Value;
-use tokio::{
-    net::TcpStream,
-    time::{self, Instant},
-};
+use tokio::time::{self, Instant};
 
-use crate::{
-    backend_origin::{BackendOrigin, Duplex},
-    stub_api::{EPOCH_HEADER, Epoch},
-};
-use rouse::fault::FailureCause;
+use self::connect::CallTarget;
+use crate::{backend_origin::BackendOrigin, stub_api::Epoch};
 
-use self::exchange::OneShotResponse;
-pub use self::line_stream::LineStream;
+pub use self::{error::HttpClientError, line_stream::LineStream, response_stream::ResponseStream};
 
 /// The metrics of an engine with many models and histograms take a few hundred KiB. A body over this limit is an error.
 const MAX_BODY_BYTES: usize = 4 << 20;
 
-/// Sends requests to one address.
+/// Sends requests to one server.
 #[derive(Debug)]
 pub struct HttpClient {
-    address: SocketAddr,
+    target: CallTarget,
     api_key: Option<String>,
-    /// Set for a backend that another operator runs.
+    /// Set for a server that another operator runs.
     origin: Option<Arc<BackendOrigin>>,
     observer: Option<Arc<dyn CallObserver>>,
 }
 
-/// Observes each call that has ended. Calls that were dropped before their end are not reported, nor are line streams.
+/// Observes each call that has ended. Calls that were dropped before their end are not reported, nor are streams.
 pub trait CallObserver: Debug + Send + Sync {
     /// `status` is `None` when no whole response arrived.
     fn call_ended(&self, method: &Method, path: &str, status: Option<u16>, duration: Duration);
@@ -53,29 +52,6 @@ pub struct HttpClientReply {
     pub gated: bool,
 }
 
-/// Why no response arrived.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum HttpClientError {
-    #[error("connection failed")]
-    Unreachable,
-    #[error("TLS failed: {0}")]
-    Tls(Arc<str>),
-    #[error("timed out")]
-    Timeout,
-    #[error("the connection broke")]
-    Broken,
-}
-
-impl HttpClientError {
-    #[must_use]
-    pub const fn cause(&self) -> FailureCause {
-        match self {
-            Self::Timeout => FailureCause::Timeout,
-            Self::Unreachable | Self::Tls(_) | Self::Broken => FailureCause::Unreachable,
-        }
-    }
-}
-
 impl HttpClientReply {
     #[must_use]
     pub const fn success(&self) -> bool {
@@ -87,10 +63,16 @@ impl HttpClient {
     /// `api_key` is sent as a bearer token.
     #[must_use]
     pub const fn new(address: SocketAddr, api_key: Option<String>) -> Self {
-        Self { address, api_key, origin: None, observer: None }
+        Self { target: CallTarget::Address(address), api_key, origin: None, observer: None }
     }
 
-    /// Sets the origin of the server at this address.
+    /// As [`Self::new`], with `HOST:PORT`. Each call tries the host's addresses in turn.
+    #[must_use]
+    pub fn for_host(host_and_port: &str, api_key: Option<String>) -> Self {
+        Self { target: CallTarget::Name(host_and_port.into()), api_key, origin: None, observer: None }
+    }
+
+    /// Sets the origin of the server at this address: its name, path prefix and TLS.
     #[must_use]
     pub fn with_origin(self, origin: Option<Arc<BackendOrigin>>) -> Self {
         Self { origin, ..self }
@@ -126,7 +108,7 @@ impl HttpClient {
     /// Sends a request. `epoch`: the sender's epoch, for requests whose body does not carry it.
     ///
     /// # Errors
-    /// No whole response arrived in time.
+    /// No whole response arrived in time, or its body has more than 4 MiB.
     pub async fn call(
         &self,
         method: Method,
@@ -135,24 +117,45 @@ impl HttpClient {
         epoch: Option<Epoch>,
         within: Duration,
     ) -> Result<HttpClientReply, HttpClientError> {
-        let request = self.request(method.clone(), path, body, epoch)?;
-        let started_at = Instant::now();
+        let request = request::json(method, path, body, epoch)?;
+        self.send(request, MAX_BODY_BYTES, within).await
+    }
+
+    /// Sends a request of any content. `within` covers the whole call, from the look-up of the host to the last byte of
+    /// the body, which may have `max_body_bytes`.
+    ///
+    /// The client sets `Host`, `Connection`, the body's framing and the bearer token. Of the request's URL it uses the
+    /// path and the query.
+    ///
+    /// # Errors
+    /// No whole response arrived in time, or its body is too large.
+    pub fn send(
+        &self,
+        request: Request<Bytes>,
+        max_body_bytes: usize,
+        within: Duration,
+    ) -> impl Future<Output = Result<HttpClientReply, HttpClientError>> + Send {
         // Boxed, so that a caller's future stays small while no call is under way.
-        let exchanged = time::timeout(within, Box::pin(self.exchange(request))).await;
-        let reply = exchanged.map_err(|_| HttpClientError::Timeout).flatten();
-        if let Some(observer) = &self.observer {
-            observer.call_ended(
-                &method,
-                path,
-                reply.as_ref().ok().map(|reply| reply.status),
-                started_at.elapsed(),
-            );
-        }
-        reply
+        Box::pin(self.exchange(request, max_body_bytes, within))
+    }
+
+    /// Sends a request, and returns once the head of its response has arrived. `within` covers that much; the body has
+    /// no deadline. The kernel closes the connection when the server's host does not answer for about 25 s.
+    ///
+    /// # Errors
+    /// No response head arrived in time.
+    pub async fn open(
+        &self,
+        request: Request<Bytes>,
+        within: Duration,
+    ) -> Result<ResponseStream, HttpClientError> {
+        let wire = self.to_wire(&request)?;
+        let opened = Box::pin(self.open_response(wire, request.method(), true));
+        time::timeout(within, opened).await.map_err(|_| HttpClientError::Timeout)?
     }
 
     /// Opens a response that is read line by line. `within` covers the response head; the lines after it have no
-    /// deadline. A line of more than `longest` bytes counts as a broken connection.
+    /// deadline. A line of more than `longest` bytes is an error.
     ///
     /// # Errors
     /// No response head arrived in time.
@@ -163,51 +166,54 @@ impl HttpClient {
         within: Duration,
         longest: usize,
     ) -> Result<LineStream, HttpClientError> {
-        let request = self.request(Method::GET, path, None, epoch)?;
-        let opened = Box::pin(LineStream::open(self.address, request, longest));
-        time::timeout(within, opened).await.map_err(|_| HttpClientError::Timeout)?
+        let response = self.open(request::json(Method::GET, path, None, epoch)?, within).await?;
+        Ok(LineStream::new(response, longest))
     }
 
-    fn request(
+    fn to_wire(&self, request: &Request<Bytes>) -> Result<Bytes, HttpClientError> {
+        let (host, path_prefix) = match &self.origin {
+            Some(origin) => (origin.host.to_string(), &*origin.path),
+            None => (self.target.to_string(), ""),
+        };
+        request::to_wire(request, &host, path_prefix, self.api_key.as_deref())
+    }
+
+    async fn exchange(
         &self,
-        method: Method,
-        path: &str,
-        body: Option<&Value>,
-        epoch: Option<Epoch>,
-    ) -> Result<Request<Bytes>, HttpClientError> {
-        let (host, path) = match &self.origin {
-            Some(origin) => (origin.host.to_string(), format!("{}{path}", origin.path)),
-            None => (self.address.to_string(), path.to_owned()),
+        request: Request<Bytes>,
+        max_body_bytes: usize,
+        within: Duration,
+    ) -> Result<HttpClientReply, HttpClientError> {
+        let wire = self.to_wire(&request)?;
+        let (head, _) = request.into_parts();
+        let started_at = Instant::now();
+        let answered = async {
+            let mut response = self.open_response(wire, &head.method, false).await?;
+            let body = response.body(max_body_bytes).await?;
+            let status = response.status().as_u16();
+            Ok::<_, HttpClientError>(HttpClientReply { status, body, gated: response.is_gated() })
         };
-        let mut request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header(header::HOST, host)
-            .header(header::CONNECTION, "close");
-        if let Some(key) = &self.api_key {
-            request = request.header(header::AUTHORIZATION, format!("Bearer {key}"));
+        let reply = time::timeout(within, answered).await.map_err(|_| HttpClientError::Timeout).flatten();
+        if let Some(observer) = &self.observer {
+            let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
+            let status = reply.as_ref().ok().map(|reply| reply.status);
+            observer.call_ended(&head.method, path, status, started_at.elapsed());
         }
-        if let Some(epoch) = epoch {
-            request = request.header(EPOCH_HEADER, epoch);
-        }
-        if body.is_some() {
-            request = request.header(header::CONTENT_TYPE, "application/json");
-        }
-        let body = body.map(Value::to_string).unwrap_or_default();
-        request.body(Bytes::from(body)).map_err(|_| HttpClientError::Broken)
+        reply
     }
 
-    async fn exchange(&self, request: Request<Bytes>) -> Result<HttpClientReply, HttpClientError> {
-        let stream = TcpStream::connect(self.address).await.map_err(|_| HttpClientError::Unreachable)?;
-        let stream: Box<dyn Duplex> = match self.origin.as_ref().and_then(|origin| origin.tls.as_ref()) {
-            Some(tls) => {
-                let secured = tls.handshake(stream.into()).await;
-                secured.map_err(|error| HttpClientError::Tls(error.to_string().into()))?
-            }
-            None => Box::new(stream),
-        };
-        let mut response = OneShotResponse::open(stream, request).await?;
-        let body = response.body(MAX_BODY_BYTES).await?;
-        Ok(HttpClientReply { status: response.status, body, gated: response.gated })
+    /// `has_no_deadline`: the body may take unlimited time.
+    async fn open_response(
+        &self,
+        wire: Bytes,
+        method: &Method,
+        has_no_deadline: bool,
+    ) -> Result<ResponseStream, HttpClientError> {
+        let tls = self.origin.as_ref().and_then(|origin| origin.tls.as_deref());
+        let io = self.target.connect(tls, has_no_deadline).await?;
+        ResponseStream::open(io, wire, method).await
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,9 +1,8 @@
 //! Moves bytes: requests to engines and their responses, and calls to engines, stubs and launchers.
 //!
 //! * [`lease`]: the gate of an engine, and the leases that requests hold on it.
-//! * [`relay`]: one exchange with an engine. [`downstream`]: the client's side of that exchange. [`openai`]: the bodies
-//!   that both sides send. [`tcp`] and [`backend_origin`]: the connections. [`yield_to_reactor`]: long work beside
-//!   streams.
+//! * [`server`]: the client's side of a request. [`relay`]: one exchange with an engine. [`openai`]: the bodies that both
+//!   sides send. [`tcp`] and [`backend_origin`]: the connections. [`yield_to_reactor`]: long work beside streams.
 //! * [`http_client`]: short calls. [`adapter`]: the sleep and wake calls of each kind of engine. [`engine_load`]: the
 //!   load that engines report. [`stub_api`]: the messages between gateway, stub and launcher.
 //! * [`process`], [`nvml`], [`accelerators_file`], [`fd_limit`], [`file_watch`], [`port`], [`timer`]: processes,
@@ -19,7 +18,6 @@
 pub mod accelerators_file;
 pub mod adapter;
 pub mod backend_origin;
-pub mod downstream;
 pub mod engine_load;
 pub mod fd_limit;
 pub mod file_watch;
@@ -30,6 +28,7 @@ pub mod openai;
 pub mod port;
 pub mod process;
 pub mod relay;
+pub mod server;
 pub mod stub_api;
 pub mod tcp;
 pub mod timer;

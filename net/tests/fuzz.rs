@@ -24,6 +24,7 @@ fn the_corpora_hold() {
     corpus("sse").iter().for_each(|seed| bodies::sse(seed));
     corpus("multipart").iter().for_each(|seed| bodies::multipart(seed));
     corpus("load").iter().for_each(|seed| bodies::load(seed));
+    corpus("connection").iter().for_each(|seed| bodies::connection(seed));
 }
 
 #[test]
@@ -37,8 +38,13 @@ fn the_corpora_hold_cut_off_at_any_byte() {
 
 type FuzzBody = fn(&[u8]);
 
-const BODIES: [(&str, FuzzBody); 4] =
-    [("head", bodies::head), ("sse", bodies::sse), ("multipart", bodies::multipart), ("load", bodies::load)];
+const BODIES: [(&str, FuzzBody); 5] = [
+    ("head", bodies::head),
+    ("sse", bodies::sse),
+    ("multipart", bodies::multipart),
+    ("load", bodies::load),
+    ("connection", bodies::connection),
+];
 
 /// One change of a seed, of the kinds that a fuzzer makes most.
 #[derive(Clone, Debug)]
@@ -86,6 +92,12 @@ fn change() -> impl Strategy<Value = (prop::sample::Index, prop::sample::Index, 
         ",",
         ":",
         "null",
+        "0\r\n\r\n",
+        "3;x\r\nabc\r\n",
+        "GET / HTTP/1.1\r\n\r\n",
+        "Transfer-Encoding: chunked\r\n",
+        "Content-Length: 3\r\n",
+        "Connection: close\r\n",
     ]);
     let change = prop_oneof![
         any::<u8>().prop_map(SeedChange::Replace),

@@ -78,13 +78,20 @@ fn an_idle_engine_of_a_scaled_model_rests_while_another_one_is_used_and_both_end
     let later = START + Millis::secs(60);
     assert!(turn(&mut fleet, later).is_empty());
     assert!(!fleet.planner.due_engines(later).contains(unused), "the model is in use");
+    assert_eq!(fleet.unused_since(&name(AWAKE)), None);
 
     fleet.on(&sample(0, later), later);
+    assert_eq!(fleet.unused_since(&name(AWAKE)), Some(later));
     assert!(fleet.next_deadline().is_some_and(|at| at <= later + timeout));
     let commands = turn(&mut fleet, later + timeout);
     let is_idle =
         |command: &&Command| matches!(command, Command::CloseGate { reason: CloseReason::Idle, .. });
     assert_eq!(commands.iter().filter(is_idle).count(), 2, "{commands:?}");
+    let demand = GatewayDemand { waiting: 0, in_flight: 1, last_request: later };
+    let demand = Some(BTreeMap::from([(name(AWAKE), demand)]));
+    fleet.on(&Event::RemoteDemand { gateway: "other".to_owned(), demand }, later + timeout);
+    assert_eq!(fleet.unused_since(&name(AWAKE)), None, "another gateway uses it");
+    assert_eq!(fleet.unused_since(&name(COLD)), None, "it is not configured");
 }
 
 /// Runs the same turns in a fleet of this size, and returns how many engines each visits.

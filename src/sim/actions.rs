@@ -103,7 +103,7 @@ impl SimulatedWorld {
     }
 
     pub(super) fn submit_operator_action(&mut self, model: ModelName, order: OperatorAction) {
-        if self.fleet.validate_action(&model, order).is_err() {
+        if self.core.validate_action(&model, order).is_err() {
             self.tally.add("operator orders forbidden");
             return;
         }

@@ -13,10 +13,10 @@ use super::{
     world::SimulatedWorld,
 };
 use crate::{
+    driver::DriverCore,
     fault::FailureCause,
     fleet::{
-        Plan,
-        command::CloseReason,
+        command::{CloseReason, Command},
         event::{CanaryVerdict, Event},
     },
     model::{
@@ -198,6 +198,21 @@ impl SimulatedWorld {
         }
     }
 
+    /// Gates close before the platform gets any command, so a close is judged as if the stops before it had begun.
+    pub(super) fn note_stops_before_closes(&mut self, commands: &[Command]) {
+        self.stops_before_close.clear();
+        let mut stops: Vec<EngineId> = Vec::new();
+        for command in commands {
+            match command {
+                Command::Stop { engine, .. } => stops.push(engine.clone()),
+                Command::CloseGate { engine, .. } if !stops.is_empty() => {
+                    self.stops_before_close.insert(engine.clone(), stops.clone());
+                }
+                _ => {}
+            }
+        }
+    }
+
     fn sufficient_spare(&self, engine: &EngineId, successor: &EngineId) -> Option<EngineId> {
         let configuration = &self.scenario.configuration;
         let (spec, victim_spec) = (self.spec_of(successor)?, self.spec_of(engine)?);
@@ -229,7 +244,10 @@ impl SimulatedWorld {
             listed && well && self.machine.processes_on(id).filter(|p| p.profiling).count() <= 1
         };
         let mut other_replicas = self.machine.processes.values().filter(|p| {
-            p.engine.model == engine.model && p.engine != *engine && p.phase == SimulatedProcessPhase::Loading
+            let is_other = p.engine.model == engine.model && p.engine != *engine;
+            let stops = self.stops_before_close.get(engine);
+            let is_stopped = stops.is_some_and(|stopped| stopped.contains(&p.engine));
+            is_other && !is_stopped && p.phase == SimulatedProcessPhase::Loading
         });
         let spare = other_replicas.find(|p| {
             let untouched = self.gates.get(&p.engine).is_some_and(|gate| !gate.was_opened);
@@ -368,8 +386,8 @@ impl SimulatedWorld {
     }
 
     /// Every model has a line in the report, and every line a reason.
-    pub(super) fn check_report(&mut self, plan: &Plan) {
-        let report = self.fleet.report(plan);
+    pub(super) fn check_report(&mut self, core: &DriverCore) {
+        let report = core.fleet().report(core.plan());
         for (model, model_report) in &report.models {
             if model_report.reason.is_empty() {
                 self.violations.push(format!("the report gives no reason for {model}"));
@@ -380,9 +398,9 @@ impl SimulatedWorld {
         }
     }
 
-    pub(super) fn check_view(&mut self, plan: &Plan) {
-        let report = self.fleet.report(plan);
-        let view = self.fleet.view(&report);
+    pub(super) fn check_view(&mut self, core: &DriverCore) {
+        let report = core.fleet().report(core.plan());
+        let view = core.fleet().view(&report);
         for accelerator in &view.accelerators {
             // An excess from adoption is allowed, but must be reported.
             let reported = report.accelerators.contains_key(&accelerator.id);

@@ -1,7 +1,7 @@
 //! Simulated clients: what they request, and how they behave.
 
 use crate::{
-    fleet::event::WaiterId,
+    fleet::event::{Waiter, WaiterId},
     model::{EngineId, ModelName},
     units::{Generation, Millis, Tick},
 };
@@ -43,6 +43,24 @@ pub(super) struct SimulatedClient {
     pub(super) state: SimulatedClientState,
     /// Grows with each change of `state` and so invalidates events scheduled for an earlier state.
     pub(super) serial: u32,
+}
+
+impl SimulatedClient {
+    /// The client's request as the fleet knows it while it waits. `priority`: that of its model.
+    pub(super) fn as_waiter(&self, id: WaiterId, priority: i32) -> Waiter {
+        let request = &self.request;
+        Waiter {
+            id,
+            model: request.model.clone(),
+            band: request.band + priority,
+            key: request.key.clone(),
+            client: request.client,
+            arrived: self.arrived,
+            deadline: self.deadline,
+            stream: request.stream,
+            required_engine: None,
+        }
+    }
 }
 
 #[derive(Clone, Debug)]

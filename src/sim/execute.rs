@@ -1,4 +1,4 @@
-//! Executes the fleet's commands as platform and driver would, and reports those that must not be ordered.
+//! Executes the fleet's commands as the gateway's platform does, and reports those that must not be ordered.
 
 use std::borrow::Cow;
 
@@ -10,18 +10,20 @@ use super::{
     world::{SimulatedWorld, WorldEvent},
 };
 use crate::{
+    driver::{GateClosing, GrantOutcome, LeaseGrant},
     engine::{SLEEP_DENIAL_TIMEOUT, turn_clients::TurnClients},
     fault::{FailureCause, Fault},
     fleet::{
         command::{CloseReason, Command},
-        event::{CanaryVerdict, Event, WaiterId},
+        event::{CanaryVerdict, Event, OperationId, WaiterId},
     },
     model::{AcceleratorId, EngineId, EngineMemory, SleepLevel},
     units::{Bytes, Generation, Millis},
 };
 
 impl SimulatedWorld {
-    pub(super) fn execute(&mut self, command: Command) {
+    /// Starts the work of a command to the platform.
+    pub(super) fn start_work(&mut self, command: Command) {
         match command {
             Command::Reserve { engine, generation, accelerators, bytes, .. } => {
                 self.reserve(engine, generation, accelerators, bytes)
@@ -41,37 +43,41 @@ impl SimulatedWorld {
             Command::ReadMeter { accelerator, after } => {
                 self.event_queue.schedule(self.now + after, WorldEvent::ReadMeter(accelerator));
             }
-            Command::OpenGate { engine, generation, public } => self.open_gate(&engine, generation, public),
-            Command::CloseGate { engine, generation, reason: why, successor: to, .. } => {
-                self.check_kept_awake(&engine, why);
-                self.check_no_dependents(&engine, why);
-                if let Some(to) = to {
-                    self.check_eviction_needed(&engine, &to);
-                }
-                if why == CloseReason::Turn && self.gates.get(&engine).is_some_and(|gate| gate.open) {
-                    self.tally.add("swaps");
-                }
-                if why == CloseReason::Rehearsal {
-                    self.tally.add("rehearsals");
-                }
-                self.close_gate(&engine, generation);
+            // The gate polls the stub from the moment at which it was closed.
+            Command::AwaitStub { .. } => {}
+            Command::OpenGate { .. }
+            | Command::CloseGate { .. }
+            | Command::RevokeLeases { .. }
+            | Command::Grant { .. }
+            | Command::Refuse { .. }
+            | Command::FinishOperation { .. } => {
+                self.record_violation(format!("the driver leaves its own work to the platform: {command}"));
             }
-            Command::RevokeLeases { engine, generation, .. } => self.revoke(&engine, generation),
-            Command::AwaitStub { engine, generation } => self.await_stub(&engine, generation),
-            Command::Grant { waiter, engine, generation, canary } => {
-                self.grant(waiter, engine, generation, canary)
-            }
-            Command::Refuse { waiter, fault } => self.refuse(waiter, &fault),
-            Command::FinishOperation { operation, outcome } => {
-                self.tally.add(if outcome.is_ok() { "operations done" } else { "operations failed" });
-                match self.operations.get_mut(&operation) {
-                    Some(done @ false) => *done = true,
-                    Some(true) => self.record_violation(format!("operation {} finished twice", operation.0)),
-                    None => {
-                        self.record_violation(format!("operation {} finished without an order", operation.0))
-                    }
-                }
-            }
+        }
+    }
+
+    /// Checks and counts a close before the gate closes.
+    pub(super) fn check_close(&mut self, closing: &GateClosing<'_>) {
+        let GateClosing { engine, reason, successor, .. } = *closing;
+        self.check_kept_awake(engine, reason);
+        self.check_no_dependents(engine, reason);
+        if let Some(successor) = successor {
+            self.check_eviction_needed(engine, successor);
+        }
+        if reason == CloseReason::Turn && self.gates.get(engine).is_some_and(|gate| gate.open) {
+            self.tally.add("swaps");
+        }
+        if reason == CloseReason::Rehearsal {
+            self.tally.add("rehearsals");
+        }
+    }
+
+    pub(super) fn finish_order(&mut self, operation: OperationId, is_ok: bool) {
+        self.tally.add(if is_ok { "operations done" } else { "operations failed" });
+        match self.operations.get_mut(&operation) {
+            Some(done @ false) => *done = true,
+            Some(true) => self.record_violation(format!("operation {} finished twice", operation.0)),
+            None => self.record_violation(format!("operation {} finished without an order", operation.0)),
         }
     }
 
@@ -308,7 +314,7 @@ impl SimulatedWorld {
         }
     }
 
-    fn open_gate(&mut self, engine: &EngineId, generation: Generation, public: bool) {
+    pub(super) fn open_simulated_gate(&mut self, engine: &EngineId, generation: Generation, public: bool) {
         self.check_traffic(engine, generation);
         if self
             .machine
@@ -329,7 +335,8 @@ impl SimulatedWorld {
         gate.drained_delivered = false;
     }
 
-    fn close_gate(&mut self, engine: &EngineId, generation: Generation) {
+    pub(super) fn close_simulated_gate(&mut self, engine: &EngineId, generation: Generation) {
+        self.closed_in_turn.insert(engine.clone());
         let Some(gate) = self.gates.get_mut(engine).filter(|g| g.generation == generation) else {
             return self
                 .record_violation(format!("the gate of {engine} {generation} is closed but does not exist"));
@@ -338,6 +345,8 @@ impl SimulatedWorld {
         gate.awaiting_stub = false;
         gate.public = false;
         gate.clients = TurnClients::default();
+        // Each close reports its own drain, also one on top of another.
+        gate.drained_sent = false;
         if gate.leases.is_empty() {
             self.send_drained(engine);
         }
@@ -345,7 +354,8 @@ impl SimulatedWorld {
 
     /// Closes the gate to new requests and keeps the leases. Polls the stub until it opens its own gate. Each gate has
     /// at most one poll scheduled.
-    fn await_stub(&mut self, engine: &EngineId, generation: Generation) {
+    pub(super) fn hold_for_stub(&mut self, engine: &EngineId, generation: Generation) {
+        self.closed_in_turn.insert(engine.clone());
         self.tally.add("holds");
         let Some(gate) = self.gates.get_mut(engine).filter(|g| g.generation == generation) else {
             return self
@@ -361,7 +371,7 @@ impl SimulatedWorld {
         }
     }
 
-    fn revoke(&mut self, engine: &EngineId, generation: Generation) {
+    pub(super) fn revoke_leases(&mut self, engine: &EngineId, generation: Generation) {
         self.tally.add("revocations");
         let Some(gate) = self.gates.get(engine).filter(|g| g.generation == generation) else {
             return self.record_violation(format!(
@@ -377,7 +387,23 @@ impl SimulatedWorld {
         self.send_drained(engine);
     }
 
-    fn grant(&mut self, waiter: WaiterId, engine: EngineId, generation: Generation, canary: bool) {
+    /// Grants a lease, unless the plan that grants it also closes the gate.
+    pub(super) fn grant_lease(&mut self, grant: &LeaseGrant<'_>) -> GrantOutcome {
+        let LeaseGrant { waiter, engine, generation, canary } = *grant;
+        if self.closed_in_turn.contains(engine)
+            && let Some(gate) = self.gates.get_mut(engine).filter(|gate| !gate.open)
+            && let Some(returned) = self.waiters.get(&waiter).and_then(|id| self.clients.get(id))
+        {
+            self.tally.add("grants on a gate that the same plan closed");
+            gate.invalidate_sample();
+            let priority = self.priority(&returned.request.model);
+            return GrantOutcome::NoPlace(returned.as_waiter(waiter, priority));
+        }
+        self.begin_lease(waiter, engine.clone(), generation, canary);
+        GrantOutcome::Granted
+    }
+
+    fn begin_lease(&mut self, waiter: WaiterId, engine: EngineId, generation: Generation, canary: bool) {
         self.tally.add("grants");
         if let Some(since) = self.waiting_since.remove(&engine.model) {
             self.longest_wait = self.longest_wait.max(self.now.since(since));
@@ -387,6 +413,9 @@ impl SimulatedWorld {
             self.waiting_since.insert(engine.model.clone(), self.now);
         }
         let Some(id) = unparked else {
+            if self.inbox.has_departure_of(waiter) {
+                return self.drop_undelivered_lease(engine, generation, canary);
+            }
             return self
                 .record_violation(format!("waiter {} is granted a lease but does not exist", waiter.0));
         };
@@ -397,16 +426,7 @@ impl SimulatedWorld {
             self.tally.add("fault: left at its grant");
             self.clients.remove(&id);
             self.send_event(Event::Left { waiter });
-            // The lease is taken all the same, and ends when its message cannot be delivered.
-            if let Some(gate) = self.gates.get_mut(&engine) {
-                gate.last_lease_end = self.now;
-                gate.invalidate_sample();
-            }
-            if canary {
-                let verdict = CanaryVerdict::Inconclusive;
-                self.send_event(Event::Canary { engine, generation, verdict });
-            }
-            return;
+            return self.drop_undelivered_lease(engine, generation, canary);
         }
         if let Some(client) = self.clients.get(&id) {
             let (key, wait) = (client.request.key.clone(), self.now.since(client.arrived));
@@ -421,9 +441,24 @@ impl SimulatedWorld {
         self.begin_exchange(id, engine, generation, canary);
     }
 
-    fn refuse(&mut self, waiter: WaiterId, fault: &Fault) {
+    /// Takes and ends a lease whose waiter has left.
+    fn drop_undelivered_lease(&mut self, engine: EngineId, generation: Generation, canary: bool) {
+        if let Some(gate) = self.gates.get_mut(&engine) {
+            gate.last_lease_end = self.now;
+            gate.invalidate_sample();
+        }
+        if canary {
+            let verdict = CanaryVerdict::Inconclusive;
+            self.send_event(Event::Canary { engine, generation, verdict });
+        }
+    }
+
+    pub(super) fn refuse_waiter(&mut self, waiter: WaiterId, fault: &Fault) {
         let Some(id) = self.unpark(waiter) else {
-            return self.record_violation(format!("waiter {} is refused but does not exist", waiter.0));
+            if !self.inbox.has_departure_of(waiter) {
+                self.record_violation(format!("waiter {} is refused but does not exist", waiter.0));
+            }
+            return;
         };
         if let Some(client) = self.clients.remove(&id) {
             self.repeat_request(client.request);

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     engine::turn_clients::{MAX_DISTINCT_CLIENTS, TurnClients},
     fault::FailureCause,
-    fleet::event::{CanaryVerdict, Event, Waiter, WaiterId},
+    fleet::event::{CanaryVerdict, Event, WaiterId},
     model::{EngineId, ModelName},
     units::{Generation, Millis, Tick},
 };
@@ -141,19 +141,8 @@ impl SimulatedWorld {
         client.state = SimulatedClientState::Parked(waiter);
         client.serial += 1;
         let request = &client.request;
-        self.send_event(Event::Arrived {
-            waiter: Waiter {
-                id: waiter,
-                model: request.model.clone(),
-                band: request.band + self.priority(&request.model),
-                key: request.key.clone(),
-                client: request.client,
-                arrived: client.arrived,
-                deadline: client.deadline,
-                stream: request.stream,
-                required_engine: None,
-            },
-        });
+        let arrived = client.as_waiter(waiter, self.priority(&request.model));
+        self.send_event(Event::Arrived { waiter: arrived });
         let parked = self.parked.entry(request.model.clone()).or_default();
         if *parked == 0 {
             self.waiting_since.insert(request.model.clone(), self.now);

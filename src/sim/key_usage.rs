@@ -3,7 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::world::SimulatedWorld;
-use crate::{fleet::event::Event, model::ModelName, units::Millis};
+use crate::{
+    fleet::{Fleet, event::Event},
+    model::ModelName,
+    units::Millis,
+};
 
 /// Usage of every key, independent of the fleet's account.
 #[derive(Clone, Debug, Default)]
@@ -38,15 +42,15 @@ impl SimulatedWorld {
 
     /// Adds `Served` events as the driver does. A new waiter whose key the fleet does not track starts without earlier
     /// usage. All usage of tracked keys is reported.
-    pub(super) fn add_served_events(&mut self, events: &mut Vec<Event>) {
+    pub(super) fn add_served_events(&mut self, fleet: &Fleet, events: &mut Vec<Event>) {
         for event in &*events {
             if let Event::Arrived { waiter } = event
-                && !self.fleet.tracks_key(&waiter.model, &waiter.key)
+                && !fleet.tracks_key(&waiter.model, &waiter.key)
             {
                 self.key_usage.unreported.remove(&(waiter.model.clone(), waiter.key.clone()));
             }
         }
-        for (model, key) in self.fleet.tracked_keys() {
+        for (model, key) in fleet.tracked_keys() {
             if let Some(tokens) = self.key_usage.unreported.remove(&(model.clone(), key.to_owned())) {
                 events.push(Event::Served { model: model.clone(), key: key.to_owned(), tokens });
             }

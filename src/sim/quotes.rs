@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use super::{client::SimulatedClientId, world::SimulatedWorld};
 use crate::{
     fleet::{
-        Plan,
-        event::{Event, WaiterId},
-        quote::WaitRange,
+        event::WaiterId,
+        quote::{WaitForecast, WaitRange},
     },
     units::{Millis, Tick},
 };
@@ -26,15 +25,6 @@ pub(super) struct QuoteLog {
     samples: Vec<QuoteSample>,
 }
 
-/// The waiters that arrive with these events.
-pub(super) fn arrivals(events: &[Event]) -> Vec<WaiterId> {
-    let id = |event: &Event| match event {
-        Event::Arrived { waiter } => Some(waiter.id),
-        _ => None,
-    };
-    events.iter().filter_map(id).collect()
-}
-
 impl SimulatedWorld {
     /// Each quote of a request that was served in the end.
     #[must_use]
@@ -42,13 +32,11 @@ impl SimulatedWorld {
         &self.quotes.samples
     }
 
-    /// Quotes their waits to these waiters. A request that waits again after a failed canary keeps its first quote.
-    pub(super) fn quote_arrivals(&mut self, plan: &Plan, arrived: &[WaiterId]) {
-        for (waiter, _, forecast) in self.fleet.quote_arrivals(plan, arrived, self.now) {
-            if let Some(client) = self.waiters.get(&waiter) {
-                self.tally.add("waits quoted");
-                self.quotes.open.entry(*client).or_insert((forecast.range, self.now));
-            }
+    /// Records a quote. A request that waits again after a failed canary keeps its first one.
+    pub(super) fn record_quote(&mut self, waiter: WaiterId, forecast: WaitForecast) {
+        if let Some(client) = self.waiters.get(&waiter) {
+            self.tally.add("waits quoted");
+            self.quotes.open.entry(*client).or_insert((forecast.range, self.now));
         }
     }
 

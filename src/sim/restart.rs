@@ -5,13 +5,13 @@ use std::{collections::BTreeMap, net::SocketAddr};
 use super::{
     client::{ExchangeEnd, SimulatedClientState},
     gate::SimulatedGate,
-    journal::JournalLine,
     machine::SimulatedReservation,
     process::SimulatedProcessPhase,
     world::{SimulatedWorld, WorldEvent},
 };
 use crate::{
     fleet::event::{AdoptedEngine, Event, LearnedMeasurements},
+    journal::JournalLine,
     model::{ModelName, VariantName},
     units::Tick,
 };
@@ -53,7 +53,8 @@ impl SimulatedWorld {
         });
         self.machine.unreported_exits.clear();
         self.machine.reservations.clear();
-        let fleet = std::mem::take(&mut self.fleet);
+        let core = std::mem::take(&mut self.core);
+        let fleet = core.fleet();
         let of_default = fleet.learned().into_iter();
         let of_default = of_default.map(|(model, learned)| ((model, VariantName::default()), learned));
         let learned: BTreeMap<_, _> = of_default.chain(fleet.learned_of_variants()).collect();

@@ -1,32 +1,31 @@
-//! The simulation loop: works as the gateway's driver does, but jumps through time instead of waiting.
+//! The simulation loop: runs the driver's turn, and jumps through time instead of waiting.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     client::{SimulatedClient, SimulatedClientId, SimulatedRequest},
     event_queue::EventQueue,
     gate::SimulatedGate,
+    inbox::SimulatedInbox,
     inject::FaultInjection,
-    journal::JournalLine,
     key_usage::KeyUsage,
     machine::SimulatedMachine,
     process::ProcessStep,
-    quotes::{self, QuoteLog},
+    quotes::QuoteLog,
     random::SplitMix64,
     scenario::{Scenario, ScenarioAction},
     tally::Tally,
 };
 use crate::{
+    driver::{DriverCore, TurnChain, fill_batch},
     fleet::{
-        Fleet, Plan,
+        Fleet,
         event::{Event, OperationId, WaiterId},
     },
+    journal::JournalLine,
     model::{AcceleratorId, EngineId, ModelName},
     units::{Generation, Millis, Tick},
 };
-
-/// Limit on turns at one moment; a driver that takes more spins.
-const MAX_TURNS_PER_MOMENT: u32 = 500;
 
 const MAX_QUIET_TIME: Millis = Millis::secs(3600);
 
@@ -39,12 +38,16 @@ pub struct SimulatedWorld {
     pub(super) tally: Tally,
 
     // The gateway
-    pub(super) fleet: Fleet,
-    pub(super) inbox: Vec<Event>,
+    pub(super) core: DriverCore,
+    pub(super) inbox: SimulatedInbox,
     /// The driver takes a turn without a new event, such as after a lease release.
     pub(super) wakeup_pending: bool,
     pub(super) deadline: Option<Tick>,
     pub(super) gates: BTreeMap<EngineId, SimulatedGate>,
+    /// Engines whose gate the turn under way has closed.
+    pub(super) closed_in_turn: BTreeSet<EngineId>,
+    /// For each engine whose gate the current plan closes: the engines that the plan stops before, in its own order.
+    pub(super) stops_before_close: BTreeMap<EngineId, Vec<EngineId>>,
     pub(super) waiters: BTreeMap<WaiterId, SimulatedClientId>,
     /// Number of parked requests, by model.
     pub(super) parked: BTreeMap<ModelName, u32>,
@@ -70,8 +73,10 @@ pub struct SimulatedWorld {
 
     pub(super) journal: Option<Vec<JournalLine>>,
     pub(super) violations: Vec<String>,
+    /// Events of the last turn, since demand has stopped. A report of a world that never rests names them.
+    pub(super) last_events: Vec<Event>,
     steps: u64,
-    turns_at_moment: u32,
+    turns_at_moment: TurnChain,
 }
 
 /// Broken invariants, with what is needed to reproduce them.
@@ -149,11 +154,13 @@ impl SimulatedWorld {
             now: scenario.start,
             random: SplitMix64::new(scenario.seed ^ 0x5eed_0f2a_11ce),
             tally: Tally::default(),
-            fleet: Fleet::new(),
-            inbox: Vec::new(),
+            core: DriverCore::new(),
+            inbox: SimulatedInbox::default(),
             wakeup_pending: false,
             deadline: None,
             gates: BTreeMap::new(),
+            closed_in_turn: BTreeSet::new(),
+            stops_before_close: BTreeMap::new(),
             waiters: BTreeMap::new(),
             parked: BTreeMap::new(),
             waiting_since: BTreeMap::new(),
@@ -173,8 +180,9 @@ impl SimulatedWorld {
             quiescing: false,
             journal: None,
             violations: Vec::new(),
+            last_events: Vec::new(),
             steps: 0,
-            turns_at_moment: 0,
+            turns_at_moment: TurnChain::default(),
             scenario,
         };
         world.begin();
@@ -208,7 +216,7 @@ impl SimulatedWorld {
 
     #[must_use]
     pub const fn fleet(&self) -> &Fleet {
-        &self.fleet
+        self.core.fleet()
     }
 
     /// The recorded journal; empty without [`Self::with_journal`].
@@ -259,7 +267,7 @@ impl SimulatedWorld {
             };
             if next > self.now {
                 self.now = next;
-                self.turns_at_moment = 0;
+                self.turns_at_moment.begin();
             }
             while let Some(event) = self.event_queue.pop_due(self.now) {
                 self.handle_event(event);
@@ -292,46 +300,31 @@ impl SimulatedWorld {
     /// Runs one turn of the driver.
     fn turn(&mut self) {
         self.steps += 1;
-        self.turns_at_moment += 1;
-        if self.turns_at_moment > MAX_TURNS_PER_MOMENT {
-            self.record_violation(format!("the driver took {MAX_TURNS_PER_MOMENT} turns at one moment"));
-        }
         self.wakeup_pending = false;
-        let mut events = std::mem::take(&mut self.inbox);
-        events.extend(self.sample_gates());
-        self.add_served_events(&mut events);
-        for event in &events {
-            self.fleet.on(event, self.now);
-            self.record_delivery(event);
+        self.closed_in_turn.clear();
+        let mut batch = Vec::new();
+        fill_batch(&mut self.inbox, &mut batch);
+        if let Some(spinning) = self.turns_at_moment.extend(&batch) {
+            self.record_violation(spinning.to_string());
         }
-        let arrived = quotes::arrivals(&events);
-        if let Some(journal) = &mut self.journal {
-            journal.push(JournalLine::Turn { at: self.now, events });
-        }
-        let plan = self.fleet.plan(self.now);
-        self.fleet.issued(&plan.commands, self.now);
-        self.quote_arrivals(&plan, &arrived);
-        self.check_turn(&plan);
-        self.deadline = self.fleet.next_deadline();
-        for command in plan.commands {
-            self.execute(command);
-        }
+        // The turn borrows both, and no part of the world reads the fleet meanwhile.
+        let (mut core, now) = (std::mem::take(&mut self.core), self.now);
+        core.turn(self, &mut batch, now);
+        self.core = core;
+        self.deadline = self.core.fleet().next_deadline();
+        batch.into_iter().for_each(|event| self.inbox.push(event));
     }
 
-    fn check_turn(&mut self, plan: &Plan) {
-        let again = self.fleet.plan(self.now).commands;
-        if !again.is_empty() {
-            self.record_violation(format!("planning again at the same moment gives {again:?}"));
+    pub(super) fn check_turn(&mut self, core: &DriverCore, events: &[Event]) {
+        if self.quiescing {
+            self.last_events = events.to_vec();
         }
-        for broken in self.fleet.broken_invariants() {
-            self.record_violation(format!("Fleet::check: {broken}"));
+        for defect in core.defects(self.now) {
+            self.record_violation(defect);
         }
-        if let Some(at) = self.fleet.next_deadline().filter(|at| *at <= self.now) {
-            self.record_violation(format!("next_deadline is {at}, which is not after {}", self.now));
-        }
-        self.check_report(plan);
+        self.check_report(core);
         if self.steps.is_multiple_of(16) {
-            self.check_view(plan);
+            self.check_view(core);
         }
     }
 

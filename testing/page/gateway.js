@@ -1,11 +1,12 @@
 // The real gateway as a process, with simulated engines.
 
-import { spawn } from "node:child_process";
+import { execFile, spawn } from "node:child_process";
 import { once } from "node:events";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { setTimeout as pause } from "node:timers/promises";
+import { promisify } from "node:util";
 
 const READY_WITHIN = 30_000;
 const STOPPED_WITHIN = 45_000;
@@ -21,21 +22,32 @@ export function program() {
   return path;
 }
 
-/** Two models on one accelerator that has room for one of them. @param {object} [more] Further keys of the file. */
-export function twoModels(more = {}) {
-  const model = (/** @type {string} */ name) => ({
+/**
+ * A model of a configuration file, with a simulated engine.
+ *
+ * @param {string} name
+ * @param {{awake: string, asleep: string, host: string}} memory
+ * @param {string[]} [flags] Of the engine. The last of each counts.
+ */
+function simulated(name, memory, flags = []) {
+  return {
     name,
     engine: {
       kind: "vllm",
       command: [
         ...[program(), "demo-engine", "--host", "${HOST}", "--port", "${PORT}", "--model", name, "--enable-sleep-mode"],
         ...["--gpu-memory-utilization", "${MEMORY_FRACTION}", "--start-time", "400ms", "--wake-time", "300ms"],
-        ...["--sleep-time", "100ms", "--ttft", "50ms", "--itl", "20ms", "--tokens", "24"],
+        ...["--sleep-time", "100ms", "--ttft", "50ms", "--itl", "20ms", "--tokens", "24", ...flags],
       ],
       env: { VLLM_SERVER_DEV_MODE: "1" },
     },
-    memory: { awake: "20Gi", asleep: "1Gi", host: "4Gi" },
-  });
+    memory,
+  };
+}
+
+/** Two models on one accelerator that has room for one of them. @param {object} [more] Further keys of the file. */
+export function twoModels(more = {}) {
+  const model = (/** @type {string} */ name) => simulated(name, { awake: "20Gi", asleep: "1Gi", host: "4Gi" });
   return {
     headroom: "1Gi",
     host: { sleepMemory: "64Gi" },
@@ -45,6 +57,81 @@ export function twoModels(more = {}) {
     models: [model(PLAIN), model(MARKUP)],
     ...more,
   };
+}
+
+const GIB = 2 ** 30;
+
+/**
+ * Models on one accelerator that has a meter and room for all of them: `server` takes 4 GiB, `sleeper` keeps 1 GiB and
+ * 3 GiB of RAM, and `starter`, with 2 GiB, takes longer to start than any test.
+ */
+class MeteredAccelerator {
+  /** @param {string} folder For its file. */
+  constructor(folder) {
+    this.file = join(folder, "accelerators.json");
+    writeFileSync(this.file, JSON.stringify({ accelerators: { "gpu-0": { capacity: 24 * GIB, used: {} } } }));
+  }
+
+  /** The configuration of a gateway with these models. */
+  configuration() {
+    const model = (/** @type {string} */ name, /** @type {number} */ gib, /** @type {string[]} */ ...flags) => {
+      const [memory, half] = [`${gib}Gi`, `${gib / 2}Gi`];
+      const exact = ["--memory-awake", memory, "--memory-weights", half, "--kv-cache-memory-bytes", half];
+      const slept = ["--memory-asleep", "1Gi", "--memory-host", "3Gi", "--accelerator-file", this.file];
+      return simulated(name, { awake: memory, asleep: "1Gi", host: "3Gi" }, [...exact, ...slept, ...flags]);
+    };
+    const starter = model("starter", 2, "--start-time", "10m", "--memory-weights", "0");
+    return {
+      headroom: 0,
+      host: { sleepMemory: "64Gi" },
+      accelerators: [{ id: "gpu-0", memory: "24Gi", meter: this.file, visible: { CUDA_VISIBLE_DEVICES: "gpu-0" } }],
+      models: [model("server", 4), model("sleeper", 4), starter],
+    };
+  }
+
+  /** Starts a program that holds 6 GiB and is no engine of the gateway, and waits until it holds them. */
+  async occupy() {
+    const size = ["--memory-awake", "6Gi", "--memory-weights", "6Gi", "--start-time", "10m"];
+    const place = ["--accelerator-file", this.file, "--accelerators", "gpu-0", "--port", "0"];
+    this.program = spawn(program(), ["demo-engine", ...place, ...size], { stdio: "ignore" });
+    this.ended = once(this.program, "exit");
+    const held = () => JSON.parse(readFileSync(this.file, "utf8")).accelerators["gpu-0"].used[this.program?.pid ?? ""];
+    for (const end = Date.now() + READY_WITHIN; held()?.bytes !== 6 * GIB; await pause(20)) {
+      if (this.program.exitCode !== null || Date.now() > end) throw new Error("the other program holds no memory");
+    }
+  }
+
+  async close() {
+    if (this.program?.exitCode === null) this.program.kill("SIGKILL");
+    await this.ended;
+  }
+}
+
+/**
+ * A gateway whose accelerator has all that a bar can show: an engine that is awake, one that sleeps, one that starts,
+ * and another program.
+ */
+export async function everyPart() {
+  const gateway = new Gateway(null);
+  const accelerator = new MeteredAccelerator(gateway.folder);
+  const close = async () => {
+    await accelerator.close();
+    await gateway.close();
+  };
+  try {
+    gateway.config = accelerator.configuration();
+    await accelerator.occupy();
+    await gateway.start();
+    await gateway.order("wake", "sleeper");
+    await gateway.order("sleep", "sleeper", "--level", "1");
+    await gateway.order("wake", "server");
+    await gateway.order("wake", "starter", "--no-wait");
+    await gateway.until(async () => (await gateway.state("starter")) === "launching", "it starts");
+  } catch (error) {
+    await close();
+    throw error;
+  }
+  return { gateway, close };
 }
 
 export class Gateway {
@@ -111,10 +198,20 @@ export class Gateway {
     return `${this.admin}/ui/${route}`;
   }
 
-  /** The state of a model, as the API says. @param {string} name */
-  async state(name) {
+  /** A model, as the API says. @param {string} name */
+  async model(name) {
     const fleet = await (await fetch(`${this.admin}/admin/v1/fleet`)).json();
-    return fleet.models.find((/** @type {any} */ model) => model.name === name)?.state;
+    return fleet.models.find((/** @type {any} */ model) => model.name === name);
+  }
+
+  /** Its state. @param {string} name */
+  async state(name) {
+    return (await this.model(name))?.state;
+  }
+
+  /** Gives an order on the command line, and waits until it is done. @param {string[]} words */
+  async order(...words) {
+    await promisify(execFile)(program(), [...words, "--admin", this.admin]);
   }
 
   /** A chat completion by an ordinary client. @param {string} model @param {object} [more] */

@@ -2,9 +2,10 @@
 
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
+import { isDeepStrictEqual } from "node:util";
 
 import { PHONE, assertAccessible, launch, openPage } from "./browser.js";
-import { Gateway, MARKUP, PLAIN, twoModels } from "./gateway.js";
+import { Gateway, MARKUP, PLAIN, everyPart, twoModels } from "./gateway.js";
 
 const TOKEN = "a-token-of-this-test";
 
@@ -60,6 +61,130 @@ test("a swap is seen within a second, without a reload", async () => {
     }
     assert.equal(await page.evaluate(() => window.loadedOnce), true);
     assert.match(await page.locator(".memory").first().innerText(), /awake\s+20 GiB\s+tiny-llama[\s\S]*asleep\s+1 GiB/);
+  });
+});
+
+/** What one bar shows: the lines of its parts, and its pieces with their widths in pixels. */
+async function barOf(page, title) {
+  const bar = page.locator(".memory").filter({ has: page.getByRole("heading", { name: title, exact: true }) });
+  return bar.evaluate((root) => ({
+    lines: [...root.querySelectorAll(".parts li")].map((line) => [
+      line.querySelector("span").textContent,
+      line.querySelector("b").textContent,
+      line.querySelector(".names").textContent,
+    ]),
+    pieces: [...root.querySelectorAll(".piece")].map((piece) => ({
+      title: piece.title,
+      share: Number(piece.style.getPropertyValue("--share")),
+      width: piece.getBoundingClientRect().width,
+    })),
+    width: root.querySelector(".bar").getBoundingClientRect().width,
+  }));
+}
+
+/** The number of a size such as `4 GiB`. */
+const gib = (text) => Number(/^([0-9.]+) GiB$/.exec(text)?.[1] ?? assert.fail(`${text} is no GiB`));
+
+test("the bars of an accelerator and of host RAM show who holds what, and add up to the whole", async () => {
+  const { gateway: full, close } = await everyPart();
+  const { page, problems, context } = await openPage(browser, full.page());
+  try {
+    const bars = [
+      {
+        title: "gpu-0 · 24 GiB",
+        lines: [
+          ["awake", "4 GiB", "server"],
+          ["reserved", "2 GiB", "starter"],
+          ["asleep", "1 GiB", "sleeper"],
+          ["other programs", "4 GiB", ""],
+          ["free", "13 GiB", ""],
+        ],
+      },
+      {
+        title: "Host RAM · 64 GiB",
+        lines: [
+          ["asleep", "3 GiB", "sleeper"],
+          ["free", "61 GiB", ""],
+        ],
+      },
+    ];
+    for (const { title, lines } of bars) {
+      await page.getByRole("heading", { name: title, exact: true }).waitFor();
+      let shown = await barOf(page, title);
+      const isShown = async () => isDeepStrictEqual((shown = await barOf(page, title)).lines, lines);
+      await full.until(isShown, title).catch(() => assert.deepEqual(shown.lines, lines));
+      const whole = gib(title.split(" · ")[1]);
+      assert.equal(
+        lines.reduce((sum, [, size]) => sum + gib(size), 0),
+        whole,
+      );
+      assert.deepEqual(
+        shown.pieces.map((piece) => piece.title),
+        lines.map(([kind, size, model]) => [model, kind, size].filter(Boolean).join(" · ")),
+      );
+      // Each piece is as wide as its part of the whole, less the gap beside it.
+      for (const [index, piece] of shown.pieces.entries()) {
+        const share = gib(lines[index][1]) / whole;
+        assert.ok(Math.abs(piece.share - share) < 0.0001, `${piece.title}: ${piece.share}`);
+        assert.ok(Math.abs(piece.width + 2 - share * shown.width) < 1, `${piece.title}: ${piece.width} px`);
+      }
+      const widths = shown.pieces.reduce((sum, piece) => sum + piece.width + 2, 0);
+      assert.ok(Math.abs(widths - shown.width) < 2, `${widths} of ${shown.width} px`);
+    }
+    await assertAccessible(page, "every part of a bar");
+    assert.deepEqual(problems, []);
+  } finally {
+    await context.close();
+    await close();
+  }
+});
+
+/** The milliseconds of a shown duration, such as `950 ms` or `1.2 s`. */
+function milliseconds(text) {
+  const [, number, unit] = /^([0-9.]+) (ms|s)$/.exec(text) ?? assert.fail(`${text} is no duration`);
+  return Number(number) * (unit === "s" ? 1000 : 1);
+}
+
+/** The range and the middle of a quoted wait, in milliseconds: `1.2 to 6.5 s` has its unit once. */
+function quoted(likely, spread) {
+  if (spread === "") return [likely, likely, likely].map(milliseconds);
+  const [, low, unit, high, common] = /^([0-9.]+)( ms| s)? to ([0-9.]+)( ms| s)$/.exec(spread) ?? assert.fail(spread);
+  return [`${low}${unit ?? common}`, likely, `${high}${common}`].map(milliseconds);
+}
+
+test("a model that sleeps and one that is cold quote how long until they answer, as the API does", async () => {
+  // Both ways twice, so that starts, sleeps and wakes of both models are measured.
+  for (const model of [PLAIN, MARKUP, PLAIN, MARKUP]) await gateway.chat(model);
+  await visit("#/", async (page) => {
+    for (const [state, least] of [
+      ["asleep", 300],
+      ["cold", 400],
+    ]) {
+      if (state === "cold") await gateway.order("stop", PLAIN);
+      await shows(page, PLAIN, state).waitFor();
+      const cell = row(page, PLAIN).locator('td[data-label="Answers in"]');
+      let told = "";
+      const agrees = async () => {
+        const [likely, spread] = [await cell.locator("b").innerText(), await cell.locator("small").innerText()];
+        const { expectedWait } = await gateway.model(PLAIN);
+        told = `${likely} (${spread}) for ${JSON.stringify(expectedWait)}`;
+        // Right after the change of the state there may be no quote, or another one.
+        if (!expectedWait || !/^[0-9.]+ m?s$/.test(likely)) return false;
+        const quote = quoted(likely, spread);
+        assert.ok(quote[0] <= quote[1] && quote[1] <= quote[2], told);
+        const { low: from, likely: about, high: to } = expectedWait;
+        // Three digits at most are shown, and the API was asked a moment later.
+        return [from, about, to].every((span, index) => Math.abs(span - quote[index]) <= 20 + span / 10);
+      };
+      await gateway.until(agrees, "they agree").catch((error) => assert.fail(`${state}: ${told}: ${error.message}`));
+      assert.ok(milliseconds(await cell.locator("b").innerText()) >= least, `${state}: ${told}`);
+    }
+    // The page of the model has the same quote, in one line.
+    const [likely] = await row(page, PLAIN).locator('td[data-label="Answers in"] > *').allInnerTexts();
+    await page.evaluate((next) => (location.hash = next), modelRoute(PLAIN));
+    const fact = await page.locator(".facts div").filter({ hasText: "Answers in" }).locator("dd").innerText();
+    const [, same] = /^(.+ m?s) \(.+\)$/.exec(fact) ?? assert.fail(fact);
+    assert.ok(Math.abs(milliseconds(same) - milliseconds(likely)) <= 100, `${fact}, not ${likely}`);
   });
 });
 

@@ -1,17 +1,100 @@
-//! A gateway's driver, and the delivery of events and published state between gateways.
+//! The platform under each gateway's turn, and the delivery of events and published state between gateways.
 
 use rouse::{
-    engine::{Admission, turn_clients::TurnClients},
+    driver::{DriverCore, DriverPlatform, GateClosing, GrantOutcome, LeaseGrant, UnsettledWork},
+    engine::turn_clients::TurnClients,
     fault::{FailureCause, Fault},
     fleet::{
+        Fleet, RoutingChanges,
         command::Command,
-        event::{CanaryVerdict, Event, PublishedEngine, WaiterId},
+        event::{CanaryVerdict, Event, OperationId, PublishedEngine, Waiter, WaiterId},
     },
     model::EngineId,
     units::{Generation, Millis, Tick},
 };
 
 use super::{FakeGate, FakeLease, FakeProcess, FakeProcessPhase, GATEWAYS, MultiGatewayHarness};
+
+/// One gateway of the world, while its driver takes a turn.
+struct GatewayInTurn<'w> {
+    world: &'w mut MultiGatewayHarness,
+    number: usize,
+}
+
+impl DriverPlatform for GatewayInTurn<'_> {
+    fn has_stub_gates(&self) -> bool {
+        true
+    }
+
+    fn sample(&mut self, _: &Fleet, batch: &mut Vec<Event>, _: Tick) {
+        batch.extend(self.world.sample(self.number));
+    }
+
+    fn decided(&mut self, core: &DriverCore, events: &[Event], now: Tick) {
+        let (number, world) = (self.number, &mut *self.world);
+        let defects = core.defects(now).into_iter();
+        world.violations.extend(defects.map(|text| format!("gateway {number}: {text}")));
+        let commands = &core.plan().commands;
+        if let Some(transcript) = &mut world.transcript {
+            transcript.extend(events.iter().map(|event| format!("{now} {number} < {event}")));
+            transcript.extend(commands.iter().map(|command| format!("{now} {number} > {command}")));
+        }
+        if world.settling {
+            world.last_events = events.to_vec();
+        }
+        world.check_role(number, commands);
+    }
+
+    fn gave_up(&mut self, work: &UnsettledWork) {
+        self.world.violation(format!("gateway {}: {work}", self.number));
+    }
+
+    fn close_gate(&mut self, closing: &GateClosing<'_>) -> Option<Event> {
+        self.world.close(self.number, closing.engine, closing.generation)
+    }
+
+    fn revoke(&mut self, engine: &EngineId, generation: Generation, _: &Fault) {
+        let number = self.number;
+        self.world.end_leases(|l| l.gateway == number && l.engine == *engine && l.generation == generation);
+    }
+
+    fn await_stub(&mut self, engine: &EngineId, generation: Generation) {
+        self.world.closed_in_turn.insert(engine.clone());
+        if let Some(gate) = self.world.gate(self.number, engine, generation) {
+            (gate.open, gate.awaiting_stub) = (false, true);
+        }
+    }
+
+    fn publish(&mut self, core: &DriverCore, _: &RoutingChanges, _: Tick) {
+        self.world.make_gates(self.number, core.fleet());
+    }
+
+    fn open_gate(&mut self, engine: &EngineId, generation: Generation, _: bool) {
+        let number = self.number;
+        match self.world.gate(number, engine, generation) {
+            Some(gate) => (gate.open, gate.awaiting_stub, gate.closing) = (true, false, false),
+            None => self.world.violation(format!("gateway {number} opens no gate of {engine}")),
+        }
+    }
+
+    fn grant(&mut self, _: &Fleet, grant: &LeaseGrant<'_>, _: Tick) -> GrantOutcome {
+        self.world.grant(self.number, grant)
+    }
+
+    fn refuse(&mut self, _: &Fleet, waiter: WaiterId, fault: Fault, _: Tick) {
+        self.world.gateways[self.number].parked.remove(&waiter);
+        // Only an engine that dies repeatedly is a valid reason.
+        if !matches!(fault, Fault::ModelNotReady { .. }) {
+            self.world.violation(format!("waiter {} is refused: {fault}", waiter.0));
+        }
+    }
+
+    fn finish_operation(&mut self, _: OperationId, _: Result<(), String>) {}
+
+    fn submit(&mut self, command: Command) {
+        self.world.start_work(self.number, command);
+    }
+}
 
 impl MultiGatewayHarness {
     /// Delivers part of the published state and of the other gateways' demand. The rest follows later.
@@ -46,7 +129,7 @@ impl MultiGatewayHarness {
 
     pub(super) fn deliver_published(&mut self, gateway: usize, engine: &EngineId) {
         let known_generation =
-            self.gateways[gateway].fleet.engine(engine).map(|e| e.generation).unwrap_or_default();
+            self.gateways[gateway].core.fleet().engine(engine).map(|e| e.generation).unwrap_or_default();
         let (generation, published) = match self.published.get(engine) {
             Some((generation, Some(published))) => (*generation, Some(published.clone())),
             Some((generation, None)) => (known_generation.max(*generation), None),
@@ -55,28 +138,16 @@ impl MultiGatewayHarness {
         self.send(gateway, Event::Published { engine: engine.clone(), generation, published });
     }
 
-    /// Runs one pass of the driver.
+    /// Runs one turn of the driver.
     pub(super) fn turn(&mut self, number: usize) {
-        let mut events = std::mem::take(&mut self.gateways[number].inbox);
-        events.extend(self.sample(number));
         let now = self.now;
+        self.closed_in_turn.clear();
         let gateway = &mut self.gateways[number];
-        events.iter().for_each(|event| gateway.fleet.on(event, now));
-        let plan = gateway.fleet.plan(now);
-        gateway.fleet.issued(&plan.commands, now);
-        let again = gateway.fleet.plan(now).commands;
-        let mut broken = gateway.fleet.broken_invariants();
-        if !again.is_empty() {
-            broken.push(format!("planning again gives {again:?}"));
-        }
-        broken.extend(gateway.fleet.next_deadline().filter(|at| *at <= now).map(|at| format!("due at {at}")));
-        self.violations.extend(broken.into_iter().map(|text| format!("gateway {number}: {text}")));
-        if let Some(transcript) = &mut self.transcript {
-            transcript.extend(events.iter().map(|event| format!("{now} {number} < {event}")));
-            transcript.extend(plan.commands.iter().map(|command| format!("{now} {number} > {command}")));
-        }
-        self.check_role(number, &plan.commands);
-        self.execute(number, plan.commands);
+        let (mut core, mut batch) = (std::mem::take(&mut gateway.core), std::mem::take(&mut gateway.inbox));
+        core.turn(&mut GatewayInTurn { world: self, number }, &mut batch, now);
+        let gateway = &mut self.gateways[number];
+        gateway.core = core;
+        gateway.inbox.extend(batch);
         self.publish(number);
     }
 
@@ -135,50 +206,22 @@ impl MultiGatewayHarness {
         events
     }
 
-    pub(super) fn execute(&mut self, number: usize, commands: Vec<Command>) {
-        let opened = commands.iter().filter_map(|command| match command {
-            Command::OpenGate { engine, .. } => Some(engine),
-            _ => None,
-        });
-        let fleet = &self.gateways[number].fleet;
-        let shut = |engine: &&EngineId| fleet.engine(engine).is_none_or(|e| e.admission == Admission::Closed);
-        self.skipped_openings = opened.filter(shut).cloned().collect();
-        for command in &commands {
-            match command {
-                Command::CloseGate { engine, generation, .. } => self.close(number, engine, *generation),
-                Command::RevokeLeases { engine, generation, .. } => {
-                    let (engine, generation) = (engine.clone(), *generation);
-                    self.end_leases(|l| {
-                        l.gateway == number && l.engine == engine && l.generation == generation
-                    });
-                }
-                Command::AwaitStub { engine, generation } => {
-                    if let Some(gate) = self.gate(number, engine, *generation) {
-                        (gate.open, gate.awaiting_stub) = (false, true);
-                    }
-                }
-                _ => {}
-            }
-        }
-        let engines: Vec<_> = self.gateways[number].fleet.engines().cloned().collect();
-        for engine in engines.iter().filter(|e| e.address.is_some()) {
-            let gate = self.gateways[number].gates.get(&engine.id);
-            if gate.is_none_or(|gate| gate.generation != engine.generation) {
-                let generation = engine.generation;
-                let (told, last_end) = ((0, Tick(0)), Tick(0));
+    /// Makes a gate for each engine with an address, and a new one for each new generation.
+    fn make_gates(&mut self, number: usize, fleet: &Fleet) {
+        let gates = &mut self.gateways[number].gates;
+        for engine in fleet.engines().filter(|e| e.address.is_some()) {
+            let generation = engine.generation;
+            if gates.get(&engine.id).is_none_or(|gate| gate.generation != generation) {
                 let gate = FakeGate {
                     generation,
                     open: false,
                     awaiting_stub: false,
                     closing: false,
-                    last_sample: told,
-                    last_lease_end: last_end,
+                    last_sample: (0, Tick(0)),
+                    last_lease_end: Tick(0),
                 };
-                self.gateways[number].gates.insert(engine.id.clone(), gate);
+                gates.insert(engine.id.clone(), gate);
             }
-        }
-        for command in commands {
-            self.execute_command(number, command);
         }
     }
 
@@ -191,35 +234,32 @@ impl MultiGatewayHarness {
         self.gateways[number].gates.get_mut(engine).filter(|gate| gate.generation == generation)
     }
 
-    pub(super) fn close(&mut self, number: usize, engine: &EngineId, generation: Generation) {
-        match self.gate(number, engine, generation) {
-            Some(gate) => (gate.open, gate.awaiting_stub, gate.closing) = (false, false, true),
-            None => self.send(number, Event::Drained { engine: engine.clone(), generation }),
-        }
+    /// Closes a gate. Returns the drain if there is no gate.
+    fn close(&mut self, number: usize, engine: &EngineId, generation: Generation) -> Option<Event> {
+        self.closed_in_turn.insert(engine.clone());
         if number != self.leader {
             self.count("gates closed by followers");
-        } else if let Some(process) = self.process(engine, generation) {
-            process.stub_gate_open = false;
+        }
+        match self.gate(number, engine, generation) {
+            Some(gate) => {
+                (gate.open, gate.awaiting_stub, gate.closing) = (false, false, true);
+                None
+            }
+            None => Some(Event::Drained { engine: engine.clone(), generation }),
         }
     }
 
-    pub(super) fn execute_command(&mut self, number: usize, command: Command) {
+    fn set_stub_gate(&mut self, engine: &EngineId, generation: Generation, open: bool) {
+        if let Some(process) = self.process(engine, generation) {
+            process.stub_gate_open = open;
+        }
+    }
+
+    fn start_work(&mut self, number: usize, command: Command) {
         let soon = self.now + Millis(self.random.between(10, 1000));
         match command {
-            Command::OpenGate { engine, generation, .. } => {
-                if self.skipped_openings.contains(&engine) {
-                    return;
-                }
-                if number == self.leader
-                    && let Some(process) = self.process(&engine, generation)
-                {
-                    process.stub_gate_open = true;
-                }
-                match self.gate(number, &engine, generation) {
-                    Some(gate) => (gate.open, gate.awaiting_stub, gate.closing) = (true, false, false),
-                    None => self.violation(format!("gateway {number} opens no gate of {engine}")),
-                }
-            }
+            Command::OpenGate { engine, generation, .. } => self.set_stub_gate(&engine, generation, true),
+            Command::CloseGate { engine, generation, .. } => self.set_stub_gate(&engine, generation, false),
             Command::Reserve { engine, generation, accelerators, .. } => {
                 self.delayed_events.push((soon, number, Event::Placed { engine, generation, accelerators }));
             }
@@ -257,43 +297,42 @@ impl MultiGatewayHarness {
                 let verdict = CanaryVerdict::Passed;
                 self.delayed_events.push((soon, number, Event::Canary { engine, generation, verdict }));
             }
-            Command::Grant { waiter, engine, generation, canary } => {
-                self.grant(number, waiter, engine, generation, canary);
-            }
-            Command::Refuse { waiter, fault } => {
-                self.gateways[number].parked.remove(&waiter);
-                // Only an engine that dies repeatedly is a valid reason.
-                if !matches!(fault, Fault::ModelNotReady { .. }) {
-                    self.violation(format!("waiter {} is refused: {fault}", waiter.0));
-                }
-            }
             _ => {}
         }
     }
 
-    pub(super) fn grant(
+    fn grant(&mut self, number: usize, grant: &LeaseGrant<'_>) -> GrantOutcome {
+        let LeaseGrant { waiter: id, engine, generation, canary } = *grant;
+        let Some(waiter) = self.gateways[number].parked.get(&id).cloned() else {
+            self.violation(format!("waiter {} is granted a lease but does not wait", id.0));
+            return GrantOutcome::Granted;
+        };
+        let was_closed = self.closed_in_turn.contains(engine);
+        if let Some(gate) = self.gate(number, engine, generation) {
+            // Report the next sample even if it equals the last.
+            gate.last_sample = (u32::MAX, Tick(0));
+            if was_closed && !gate.open {
+                return GrantOutcome::NoPlace(waiter);
+            }
+        }
+        self.gateways[number].parked.remove(&id);
+        self.begin_lease(number, waiter, engine.clone(), generation, canary);
+        GrantOutcome::Granted
+    }
+
+    fn begin_lease(
         &mut self,
         number: usize,
-        id: WaiterId,
+        waiter: Waiter,
         engine: EngineId,
         generation: Generation,
         canary: bool,
     ) {
-        let Some(waiter) = self.gateways[number].parked.remove(&id) else {
-            return self.violation(format!("waiter {} is granted a lease, and is not there", id.0));
-        };
-        if self.skipped_openings.contains(&engine) {
-            return self.park(number, waiter.model, waiter.arrived, waiter.stream);
-        }
         if self.gate(number, &engine, generation).is_none_or(|gate| !gate.open) {
             return self.violation(format!("gateway {number} grants a lease on {engine} with a closed gate"));
         }
         self.count(if number == self.leader { "grants by leaders" } else { "grants by followers" });
         let (ends, gateway) = (self.now + Millis(self.random.between(10, 3000)), number);
-        if let Some(gate) = self.gate(number, &engine, generation) {
-            // Report the next sample even if it equals the last.
-            gate.last_sample = (u32::MAX, Tick(0));
-        }
         match self.process(&engine, generation).map(|process| (process.phase, process.stub_gate_open)) {
             Some((FakeProcessPhase::Up, true)) => {
                 self.leases.push(FakeLease { gateway, engine, generation, ends, canary });
@@ -321,7 +360,7 @@ impl MultiGatewayHarness {
 
     /// Publishes this gateway's state for the others.
     pub(super) fn publish(&mut self, number: usize) {
-        let demand = self.gateways[number].fleet.demand();
+        let demand = self.gateways[number].core.fleet().demand();
         if demand != self.gateways[number].published_demand {
             self.gateways[number].published_demand = demand;
             for other in (0..GATEWAYS).filter(|other| *other != number) {
@@ -329,11 +368,11 @@ impl MultiGatewayHarness {
             }
         }
         // Before its adoption the leader knows no more than the others.
-        if number != self.leader || !self.gateways[number].fleet.leads() || self.adopts_at.is_some() {
+        if number != self.leader || !self.gateways[number].core.fleet().leads() || self.adopts_at.is_some() {
             return;
         }
         for engine in self.known_engines(number) {
-            let now = match self.gateways[number].fleet.engine(&engine) {
+            let now = match self.gateways[number].core.fleet().engine(&engine) {
                 Some(e) => (e.generation, PublishedEngine::of(e)),
                 None => (self.published[&engine].0, None),
             };

@@ -3,15 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rouse::{
+    driver::{DriverCore, UnsettledWork},
     fleet::{
         Fleet,
         event::{AdoptedEngine, Event, GatewayDemand, PublishedEngine, Waiter, WaiterId},
     },
+    journal,
     model::{
         Accelerator, AcceleratorId, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy,
         ModelName, ModelSpec, RehearsalPolicy, SleepLevel, SleepLevelPolicy,
     },
-    sim::{SplitMix64, journal, simulated_model},
+    sim::{SplitMix64, simulated_model},
     units::{Bytes, Generation, Millis, Tick},
 };
 
@@ -20,6 +22,8 @@ mod engines;
 
 const GATEWAYS: usize = 3;
 const NEVER: Tick = Tick(1 << 50);
+/// Limit on the steps until all requests have ended.
+const MAX_SETTLING_STEPS: u32 = 5000;
 
 pub(crate) struct MultiGatewayHarness {
     now: Tick,
@@ -39,13 +43,15 @@ pub(crate) struct MultiGatewayHarness {
     pub(crate) tally: BTreeMap<&'static str, u64>,
     pub(crate) transcript: Option<Vec<String>>,
     violations: Vec<String>,
-    /// Gates that the current plan opens and closes again: closes run first, and no request passes.
-    skipped_openings: BTreeSet<EngineId>,
+    /// Engines whose gate the turn under way has closed: a lease that the same plan grants is not to be had.
+    closed_in_turn: BTreeSet<EngineId>,
+    /// Events of the last turn, while the world settles. A report of a world that never rests names them.
+    last_events: Vec<Event>,
 }
 
 #[derive(Default)]
 struct FakeGateway {
-    fleet: Fleet,
+    core: DriverCore,
     inbox: Vec<Event>,
     gates: BTreeMap<EngineId, FakeGate>,
     parked: BTreeMap<WaiterId, Waiter>,
@@ -152,7 +158,8 @@ impl MultiGatewayHarness {
             tally: BTreeMap::new(),
             transcript: None,
             violations: Vec::new(),
-            skipped_openings: BTreeSet::new(),
+            closed_in_turn: BTreeSet::new(),
+            last_events: Vec::new(),
         };
         for gateway in 0..GATEWAYS {
             world.gateways.push(FakeGateway::default());
@@ -169,7 +176,7 @@ impl MultiGatewayHarness {
             self.step()?;
         }
         self.settling = true;
-        for _ in 0..5000 {
+        for _ in 0..MAX_SETTLING_STEPS {
             let busy = self.gateways.iter().any(|g| !g.parked.is_empty()) || !self.leases.is_empty();
             if !busy && self.adopts_at.is_none() {
                 return Ok(());
@@ -178,9 +185,16 @@ impl MultiGatewayHarness {
             self.step()?;
         }
         let waiting: Vec<_> = self.gateways.iter().map(|g| g.parked.values().collect::<Vec<_>>()).collect();
-        let engines = self.gateways[self.leader].fleet.engines().map(|e| format!("{} {}", e.id, e.state));
+        let engines =
+            self.gateways[self.leader].core.fleet().engines().map(|e| format!("{} {}", e.id, e.state));
         let engines: Vec<_> = engines.collect();
-        Err(format!("somebody waits for ever: {waiting:?}, {engines:?}, {:?}", self.processes))
+        let work = UnsettledWork::new(
+            "steps since the last random event",
+            MAX_SETTLING_STEPS,
+            &self.last_events,
+            &[],
+        );
+        Err(format!("somebody waits for ever: {work}; {waiting:?}, {engines:?}, {:?}", self.processes))
     }
 
     fn count(&mut self, counter: &'static str) {
@@ -227,7 +241,7 @@ impl MultiGatewayHarness {
     }
 
     fn known_engines(&self, gateway: usize) -> Vec<EngineId> {
-        let known = self.gateways[gateway].fleet.engines().map(|e| e.id.clone());
+        let known = self.gateways[gateway].core.fleet().engines().map(|e| e.id.clone());
         known.chain(self.published.keys().cloned()).collect()
     }
 
@@ -313,7 +327,8 @@ impl MultiGatewayHarness {
     /// Replaces a fleet with one restored from its journal snapshot.
     fn resume_from_snapshot(&mut self) {
         let gateway = self.random.between(0, GATEWAYS as u64 - 1) as usize;
-        let line = journal::write_turn(self.now, &self.gateways[gateway].fleet.snapshot()).expect("a line");
+        let line =
+            journal::write_turn(self.now, &self.gateways[gateway].core.fleet().snapshot()).expect("a line");
         let header = journal::write(&journal::JournalLine::header("0", self.now)).expect("a line");
         let lines = journal::read(&format!("{header}\n{line}\n")).expect("a journal");
         let mut fleet = Fleet::new();
@@ -322,7 +337,7 @@ impl MultiGatewayHarness {
                 events.iter().for_each(|event| fleet.on(event, self.now));
             }
         }
-        self.gateways[gateway].fleet = fleet;
+        self.gateways[gateway].core = DriverCore::with_fleet(fleet);
     }
 
     fn arrive(&mut self) {

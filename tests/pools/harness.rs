@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rouse::{
+    driver::{MAX_CHAINED_TURNS, UnsettledWork},
     engine::turn_clients::TurnClients,
     fault::Fault,
     fleet::{
@@ -10,10 +11,11 @@ use rouse::{
         command::Command,
         event::{CanaryVerdict, Event, Waiter, WaiterId},
     },
+    journal,
     model::{
         Accelerator, AcceleratorId, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelName, ModelSpec,
     },
-    sim::{journal, simulated_model},
+    sim::simulated_model,
     units::{Bytes, Generation, Millis, Tick},
 };
 
@@ -181,7 +183,8 @@ impl PoolHarness {
 
     /// Plans and executes until no command is left.
     fn run_until_idle(&mut self) {
-        loop {
+        let (mut outcomes, mut commands) = (Vec::new(), Vec::new());
+        for _ in 0..MAX_CHAINED_TURNS {
             let plan = self.fleet.plan(self.now);
             self.fleet.issued(&plan.commands, self.now);
             assert!(self.fleet.plan(self.now).commands.is_empty(), "once more at the same moment");
@@ -189,13 +192,17 @@ impl PoolHarness {
             if plan.commands.is_empty() {
                 return;
             }
+            outcomes.clear();
             for command in &plan.commands {
                 for outcome in self.outcomes(command) {
                     self.fleet.on(&outcome, self.now);
+                    outcomes.push(outcome);
                 }
             }
+            commands.clone_from(&plan.commands);
             self.ordered.extend(plan.commands);
         }
+        panic!("{}", UnsettledWork::new("plans at one moment", MAX_CHAINED_TURNS, &outcomes, &commands));
     }
 
     fn outcomes(&mut self, command: &Command) -> Vec<Event> {

@@ -5,8 +5,9 @@ use rouse::{
         command::Command,
         event::{AdoptedEngine, Event, PublishedEngine, PublishedEngineState},
     },
+    journal,
     model::{Accelerator, AcceleratorRequirement, EvictionPolicy, FleetConfig, SleepLevel},
-    sim::{SplitMix64, journal},
+    sim::SplitMix64,
     units::{Bytes, Generation, Millis},
 };
 

@@ -8,8 +8,9 @@ use rouse::{
         command::{CloseReason, Command},
         event::Event,
     },
+    journal,
     model::{AcceleratorRequirement, FleetConfig},
-    sim::{Scenario, SimulatedWorld, journal, scenario::scripts},
+    sim::{Scenario, SimulatedWorld, scenario::scripts},
     units::Millis,
 };
 

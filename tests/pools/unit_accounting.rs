@@ -2,8 +2,8 @@
 
 use rouse::{
     fleet::{command::Command, event::Event},
+    journal,
     model::{Accelerator, AcceleratorRequirement, EvictionPolicy, ModelSpec},
-    sim::journal,
     units::{Bytes, Millis},
 };
 

@@ -12,8 +12,8 @@ use rouse::{
             WaiterId,
         },
     },
+    journal,
     model::{QueuePolicy, SleepLevel},
-    sim::journal,
     units::{Generation, Millis},
 };
 

@@ -8,11 +8,12 @@ use rouse::{
         command::{CloseReason, Command},
         report::VariantReport,
     },
+    journal,
     model::{
         Accelerator, AcceleratorRequirement, EngineId, EngineMemory, EngineVariant, FleetConfig,
         FleetSettings, ModelSpec, VariantName,
     },
-    sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, journal, simulated_model},
+    sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, simulated_model},
     units::{Bytes, Millis},
 };
 

@@ -32,6 +32,9 @@
 {{- $_ := set $kubernetes "dualPods" (dict "mode" .Values.dualPods.mode) }}
 {{- end }}
 {{- $listen := dict "api" "0.0.0.0:8080" }}
+{{- if .Values.proxies.networks }}
+{{- $_ := set $listen "proxies" .Values.proxies }}
+{{- end }}
 {{- $config := dict "platform" "kubernetes" "kubernetes" $kubernetes "listen" $listen "keys" "none" }}
 {{- if include "rouse.admin.exposed" . }}
 {{- $_ := set $listen "admin" "0.0.0.0:8180" }}
@@ -62,6 +65,7 @@ all others from the file when it changes.
 {{- define "rouse.config.hash" -}}
 {{- $config := include "rouse.config" . | fromYaml }}
 {{- $fixed := pick $config "listen" "headroom" "state" "logs" "telemetry" "platform" "kubernetes" }}
+{{- $_ := set $fixed "listen" (omit $config.listen "proxies") }}
 {{- $admin := $config.admin | default dict }}
 {{- $api := $config.api | default dict }}
 {{- list $fixed $admin.tls $api.threads (hasKey $config "tls") | toJson | sha256sum }}

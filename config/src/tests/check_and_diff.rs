@@ -114,3 +114,22 @@ fn a_reload_is_told_apart_by_model_and_by_key() {
     let outdated = read(&MODEL.replace("1.10", "1.11")).unwrap();
     assert_eq!(diff(&old, &outdated).outdated, ["qwen3-8b".into()]);
 }
+
+#[test]
+fn check_warns_of_proxies_that_are_everyone() {
+    let warnings = |networks: &str| {
+        let text = format!("listen: {{proxies: {{networks: [{networks}]}}}}\n{MODEL}");
+        check(&read(&text).unwrap()).warnings.into_iter().map(|warning| warning.text).collect::<Vec<_>>()
+    };
+    assert_eq!(warnings("10.0.0.0/8, 127.0.0.1"), [""; 0]);
+    let told = "listen.proxies.networks has 0.0.0.0/0: any client can claim any address, so no limit by address holds; list \
+                only the networks of your proxies";
+    assert_eq!(warnings("0.0.0.0/0"), [told]);
+}
+
+#[test]
+fn other_proxies_are_believed_without_a_restart() {
+    let read = |text: &str| read(&format!("{text}\n{MODEL}")).unwrap();
+    let some = read("listen: {proxies: {networks: [10.0.0.0/8]}}");
+    assert_eq!(diff(&read(""), &some).to_string(), "settings listen.proxies");
+}

@@ -24,6 +24,7 @@ fn the_document_has_every_key_and_no_other() {
     for (path, text) in [
         ("", "zzzzzzzzzzzz: 1"),
         ("listen.", "listen: {zzzzzzzzzzzz: 1}"),
+        ("listen.proxies.", "listen: {proxies: {zzzzzzzzzzzz: 1}}"),
         ("accelerators[].", "accelerators: [{zzzzzzzzzzzz: 1}]"),
         ("host.", "host: {zzzzzzzzzzzz: 1}"),
         ("logs.", "logs: {zzzzzzzzzzzz: 1}"),

@@ -5,8 +5,8 @@
 use rouse::{pairing::ids::ProviderMode, units::Millis};
 
 use super::{
-    ImageVolumes, LoadSource, MachineDefaults, PlatformKind, SaturationConfig, SlotsConfig, WarmupConfig,
-    diff, errors, machine, parse_with, read,
+    ForwardedHeader, ImageVolumes, LoadSource, MachineDefaults, PlatformKind, SaturationConfig, SlotsConfig,
+    TrustedProxies, WarmupConfig, diff, errors, machine, parse_with, read,
 };
 
 /// The gateway needs part of the grace period after its streams end. Kubernetes kills 30 seconds after SIGTERM.
@@ -103,12 +103,24 @@ fn warmups_are_carried_out_with_image_volumes_unless_asked_otherwise() {
     let text = |more: &str| format!("platform: kubernetes\nkubernetes: {{stubImage: s{more}}}\n");
     let read = |more: &str| read(&text(more)).unwrap().kubernetes.unwrap().warmup;
     for default in ["", ", warmup: {}", ", warmup: {enabled: true, imageVolumes: auto, retryDelay: 10s}"] {
-        let expected =
-            WarmupConfig { enabled: true, image_volumes: ImageVolumes::Auto, retry_delay: Millis::secs(10) };
+        let expected = WarmupConfig {
+            enabled: true,
+            image_volumes: ImageVolumes::Auto,
+            auto_parallelism: 2,
+            retry_delay: Millis::secs(10),
+        };
         assert_eq!(read(default), expected, "{default}");
     }
-    let other = WarmupConfig { enabled: false, image_volumes: ImageVolumes::Never, retry_delay: Millis(500) };
-    assert_eq!(read(", warmup: {enabled: false, imageVolumes: never, retryDelay: 500ms}"), other);
+    let other = WarmupConfig {
+        enabled: false,
+        image_volumes: ImageVolumes::Never,
+        auto_parallelism: 9,
+        retry_delay: Millis(500),
+    };
+    let written = ", warmup: {enabled: false, imageVolumes: never, autoParallelism: 9, retryDelay: 500ms}";
+    assert_eq!(read(written), other);
+    assert!(errors(&text(", warmup: {autoParallelism: 0}")).contains("write at least 1"));
+    assert!(errors(&text(", warmup: {autoParallelism: some}")).contains("kubernetes.warmup.autoParallelism"));
     assert!(errors(&text(", warmup: {retryDelay: 0s}")).contains("must be longer than 0"));
     let unknown = errors(&text(", warmup: {imageVolumes: always}"));
     assert!(unknown.contains("kubernetes.warmup.imageVolumes") && unknown.contains("never"), "{unknown}");
@@ -131,10 +143,15 @@ fn heartbeats_of_responses_are_comments_unless_asked_otherwise() {
 }
 
 #[test]
-fn streams_are_taken_over_unless_asked_otherwise() {
-    assert!(read("stream: {takeOver: true}\n").unwrap().stream.bypass_hyper);
-    assert!(!read("stream: {takeOver: false}\n").unwrap().stream.bypass_hyper);
-    assert!(read("{}\n").unwrap().stream.bypass_hyper);
+fn a_removed_key_is_refused_with_its_place_and_what_to_do() {
+    for value in ["true", "false", "null"] {
+        let errors = errors(&format!("stream: {{grace: 1s, takeOver: {value}}}\n"));
+        assert_eq!(
+            errors,
+            "rouse.yaml:1:21: stream: 'takeOver' was removed: the gateway now serves every HTTP/1.1 connection as \
+             'true' did, so delete the key"
+        );
+    }
 }
 
 #[test]
@@ -170,4 +187,53 @@ fn an_admin_api_for_others_needs_a_token() {
         read("listen: {admin: 0.0.0.0:8180}\nadmin: {token: \"${env:TOKEN}\", metrics: token}\n").unwrap();
     assert_eq!(config.admin.token.as_deref(), Some("s3cret"));
     assert!(!format!("{config:?}").contains("s3cret"));
+}
+
+#[test]
+fn proxies_are_networks_and_how_they_name_their_clients() {
+    let none = read("").unwrap().proxies;
+    assert_eq!(none, TrustedProxies::default());
+    assert!(!none.trusts([127, 0, 0, 1].into()));
+    let read = |text: &str| read(&format!("listen: {{proxies: {text}}}\n")).unwrap().proxies;
+    let some = read("{networks: [10.0.0.0/8, \"2001:db8::/32\", 192.0.2.7]}");
+    assert_eq!((some.proxy_protocol, some.header), (false, ForwardedHeader::XForwardedFor));
+    assert!(some.trusts([10, 9, 8, 7].into()) && some.trusts([192, 0, 2, 7].into()));
+    assert!(!some.trusts([192, 0, 2, 8].into()));
+    let all = read("{networks: [10.0.0.0/8], proxyProtocol: true, header: none}");
+    assert_eq!((all.proxy_protocol, all.header), (true, ForwardedHeader::None));
+    assert_eq!(read("{networks: [10.0.0.0/8], header: forwarded}").header, ForwardedHeader::Forwarded);
+    assert_eq!(read("{networks: [], proxyProtocol: false, header: x-forwarded-for}"), none);
+}
+
+#[test]
+fn proxies_that_would_name_no_client_are_refused() {
+    let of = |text: &str| errors(&format!("listen: {{proxies: {text}}}\n"));
+    for (text, told) in [
+        (
+            "{proxyProtocol: true}",
+            "rouse.yaml:1:35: listen.proxies: proxyProtocol does nothing without networks: list those of your \
+             proxies, like [10.0.0.0/8]",
+        ),
+        (
+            "{networks: [], header: forwarded}",
+            "rouse.yaml:1:42: listen.proxies: header does nothing without networks: list those of your proxies, \
+             like [10.0.0.0/8]",
+        ),
+        (
+            "{networks: [10.0.0.0/8], header: none}",
+            "rouse.yaml:1:52: listen.proxies: with header: none the proxies name no client: set proxyProtocol: \
+             true, or name their header",
+        ),
+        (
+            "{networks: [10.0.0.0/33], proxyProtocol: true}",
+            "rouse.yaml:1:31: listen.proxies.networks[0]: '10.0.0.0/33' is not a network: write an address and a \
+             prefix length, like 10.0.0.0/8 or 2001:db8::/32",
+        ),
+        (
+            "{networks: [10.0.0.0/8], header: x-real-ip}",
+            "rouse.yaml:1:52: listen.proxies.header: 'x-real-ip' is not one of: x-forwarded-for, forwarded, none",
+        ),
+    ] {
+        assert_eq!(of(text), told);
+    }
 }

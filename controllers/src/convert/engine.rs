@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 
-use rouse::model::{ModelName, RehearsalPolicy, SleepLevelPolicy};
+use rouse::{
+    model::{ModelName, RehearsalPolicy, SleepLevelPolicy},
+    saturation::EngineTokenLimits,
+};
 use rouse_config::{
-    OnDisconnect, PassthroughPath, has_lora_by_command, kind_name, sets_kv_cache, sleep_api_by_command,
+    OnDisconnect, PassthroughPath, batch_limits_by_command, has_lora_by_command, kind_name, sets_kv_cache,
+    sleep_api_by_command,
 };
 use rouse_net::adapter::{EngineKind, ProbeTask, SleepApi};
 
@@ -179,6 +183,16 @@ pub(super) fn rehearsal(
     rehearsal
 }
 
+/// Returns the limits of a batch, which only the command of a vLLM says; `None` if the template has no command.
+pub(super) fn batch_limits(
+    kind: written::EngineKindSpec,
+    run: Option<&ModelHosting>,
+    variant_template: Option<&PodTemplateJson>,
+) -> Option<EngineTokenLimits> {
+    let run = run.filter(|_| kind == written::EngineKindSpec::Vllm && !names_server_config(run))?;
+    Some(batch_limits_by_command(&pod_template::command_of(run, variant_template)))
+}
+
 /// Whether the engine's template starts it with LoRA adapters, which level 2 loses.
 ///
 /// An engine of an InferenceServerConfig has no command in a template; [`crate::dual_pods`] checks the command of the
@@ -188,9 +202,15 @@ pub(super) fn has_adapters(
     run: Option<&ModelHosting>,
     variant_template: Option<&PodTemplateJson>,
 ) -> bool {
-    let configured = matches!(run, Some(ModelHosting::DualPods(pods)) if pods.has_server_config());
     let command = || run.map(|run| pod_template::command_of(run, variant_template)).unwrap_or_default();
-    matches!(kind, written::EngineKindSpec::Vllm) && !configured && has_lora_by_command(&command())
+    matches!(kind, written::EngineKindSpec::Vllm)
+        && !names_server_config(run)
+        && has_lora_by_command(&command())
+}
+
+/// Whether the engine's command is that of an InferenceServerConfig, and not that of a template.
+fn names_server_config(run: Option<&ModelHosting>) -> bool {
+    matches!(run, Some(ModelHosting::DualPods(pods)) if pods.has_server_config())
 }
 
 /// Returns the level policy of an engine whose weights do not fit into its Pod's memory limit.

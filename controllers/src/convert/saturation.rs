@@ -1,16 +1,21 @@
 //! Converts how saturation scales a model.
 
+use std::collections::BTreeSet;
+
 use rouse::{
     model::ScaleUpEviction,
-    saturation::{ThresholdEntry, Thresholds},
+    saturation::{Role, ThresholdEntry, Thresholds, ZeroRule},
     units::Millis,
 };
 
-use super::{Rejection, spec_reader::SpecReader};
+use super::{ModelVariant, Rejection, spec_reader::SpecReader};
 use crate::crd::{
     InferenceModelSpec,
-    inference_model::{ActuationSpec, MayEvictSpec, SaturationSpec},
+    inference_model::{ActuationSpec, EngineRoleSpec, MayEvictSpec, SaturationSpec, ScaleToZeroSpec},
 };
+
+/// Time without requests after which a model may have no engine, if neither it nor its cooldownPeriod says one.
+const DEFAULT_ZERO_AFTER: Millis = Millis::secs(600);
 
 /// How saturation scales one model.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,12 +24,18 @@ pub struct SaturationSettings {
     pub written: SaturationSpec,
     /// How long fewer engines must have been enough before the model has fewer; `None` is the gateway's time.
     pub stabilisation: Option<Millis>,
+    /// When the model has no engine.
+    pub zero: ZeroRule,
     /// Number of engines that an autoscaler asks for, if one sets the number: [`ActuationSpec::External`].
     pub replicas: Option<u32>,
 }
 
-/// Reads the settings; `None` if saturation does not scale the model.
-pub(super) fn settings(reader: &mut SpecReader, spec: &InferenceModelSpec) -> Option<SaturationSettings> {
+/// Reads the settings; `None` if saturation does not scale the model. `zero`: what [`zero_rule`] returned.
+pub(super) fn settings(
+    reader: &mut SpecReader,
+    spec: &InferenceModelSpec,
+    zero: ZeroRule,
+) -> Option<SaturationSettings> {
     let external = spec.saturation.as_ref().is_some_and(|own| own.actuation == ActuationSpec::External);
     match spec.replicas {
         Some(_) if !external => reader.reject_spec(
@@ -45,7 +56,57 @@ pub(super) fn settings(reader: &mut SpecReader, spec: &InferenceModelSpec) -> Op
         span.millis().map_err(reject).ok()
     });
     let replicas = spec.replicas.filter(|_| external);
-    written.enabled.then(|| SaturationSettings { written: written.clone(), stabilisation, replicas })
+    written.enabled.then(|| SaturationSettings { written: written.clone(), stabilisation, zero, replicas })
+}
+
+/// Reads when the model has no engine. `cooldown`: its cooldownPeriod, or `None` for never.
+///
+/// [`ZeroRule::Fleet`] where saturation does not scale the model.
+pub(super) fn zero_rule(
+    reader: &mut SpecReader,
+    spec: &InferenceModelSpec,
+    cooldown: Option<Millis>,
+) -> ZeroRule {
+    let written = spec.saturation.as_ref().filter(|own| own.enabled);
+    let Some(ScaleToZeroSpec { enabled, after }) = written.and_then(|own| own.scale_to_zero.as_ref()) else {
+        return ZeroRule::Fleet;
+    };
+    if !enabled {
+        if after.is_some() {
+            reader.reject_spec(
+                "saturation.scaleToZero.after is only for enabled true: remove it, because with enabled false one \
+                 engine always runs",
+            );
+        }
+        return ZeroRule::KeepOne;
+    }
+    let has_floor = spec.min_replicas > 0 || spec.variants.iter().any(|own| own.min_replicas > Some(0));
+    if spec.pinned || has_floor {
+        let field = if spec.pinned { "pinned" } else { "minReplicas" };
+        reader.reject_spec(format!(
+            "saturation.scaleToZero contradicts {field}, which keeps engines without requests: remove one of the two"
+        ));
+    }
+    let written = after.as_ref().map(|after| reader.positive_span("saturation.scaleToZero.after", after));
+    ZeroRule::After(written.or(cooldown).unwrap_or(DEFAULT_ZERO_AFTER))
+}
+
+/// Gives the cheapest variant of each role an engine that always runs. `variants`: the cheapest first.
+pub(super) fn keep_one_of_each_role(variants: &mut [ModelVariant]) {
+    let mut roles = BTreeSet::new();
+    for variant in variants {
+        if roles.insert(variant.role) {
+            variant.spec.min_replicas = variant.spec.min_replicas.max(1);
+        }
+    }
+}
+
+pub(super) const fn role(written: EngineRoleSpec) -> Role {
+    match written {
+        EngineRoleSpec::Both => Role::Both,
+        EngineRoleSpec::Decode => Role::Decode,
+        EngineRoleSpec::Prefill => Role::Prefill,
+    }
 }
 
 /// Rejects thresholds that contradict each other or are out of range.

@@ -297,6 +297,56 @@ fn saturation_is_off_unless_the_object_has_it_and_keeps_what_is_written() {
 }
 
 #[test]
+fn a_model_may_go_to_zero_after_its_own_time_or_never() {
+    let found = |fields: Value| {
+        let model = read(fields);
+        let spec = &model.variants[0].spec;
+        (model.saturation.unwrap().zero, spec.idle.sleep_after, spec.min_replicas)
+    };
+    let zero = |written: Value| json!({"saturation": {"scaleToZero": written}});
+    let (ten, two) = (Millis::secs(600), Millis::secs(120));
+    assert_eq!(found(json!({"saturation": {}})), (ZeroRule::Fleet, Some(ten), 0));
+    assert_eq!(found(zero(json!({}))), (ZeroRule::After(ten), Some(ten), 0));
+    assert_eq!(found(zero(json!({"after": "2m"}))), (ZeroRule::After(two), Some(two), 0));
+    let hour = Millis::secs(3600);
+    assert_eq!(found(zero(json!({"after": "1h"}))), (ZeroRule::After(hour), Some(hour), 0));
+    for (period, after) in [("never", ten), ("1h", hour)] {
+        let mut fields = zero(json!({"enabled": true}));
+        fields["cooldownPeriod"] = period.into();
+        assert_eq!(found(fields), (ZeroRule::After(after), Some(after), 0), "{period}");
+    }
+    assert_eq!(found(zero(json!({"enabled": false}))), (ZeroRule::KeepOne, Some(ten), 1));
+    let off = json!({"saturation": {"enabled": false, "scaleToZero": {"enabled": false}}});
+    assert_eq!(read(off).variants[0].spec.min_replicas, 0, "saturation does not scale it");
+}
+
+#[test]
+fn variants_have_their_roles_and_each_role_keeps_one_engine() {
+    let variant = |name: &str, cost: u32, role: &str| json!({"name": name, "cost": cost, "role": role});
+    let model = read(json!({
+        "saturation": {"scaleToZero": {"enabled": false}},
+        "variants": [variant("a", 3, "prefill"), variant("b", 2, "decode"), variant("c", 1, "decode")],
+    }));
+    let roles: Vec<_> = model.variants.iter().map(|own| (own.role, own.spec.min_replicas)).collect();
+    assert_eq!(roles, [(Role::Decode, 1), (Role::Decode, 0), (Role::Prefill, 1)]);
+    assert_eq!(read(json!({})).variants[0].role, Role::Both);
+}
+
+#[test]
+fn the_batch_limits_are_those_of_the_variant_s_command_and_only_vllm_s_are_known() {
+    let container = |args: Value| json!({"spec": {"containers": [{"name": "engine", "args": args}]}});
+    let limits = |kind: &str, args: Value| {
+        let fields = json!({
+            "containerImage": null, "template": container(args), "engine": {"kind": kind, "container": "engine"},
+        });
+        read(fields).variants[0].batch_limits.map(|limits| (limits.batched, limits.sequences))
+    };
+    assert_eq!(limits("vllm", json!(["--max-num-seqs", "64"])), Some((8192, 64)));
+    assert_eq!(limits("vllm", json!(["--max_num_batched_tokens=2048"])), Some((2048, 256)));
+    assert_eq!(limits("sglang", json!(["--max-num-seqs", "64"])), None);
+}
+
+#[test]
 fn names_decide_between_variants_of_one_cost_and_not_their_order_in_the_object() {
     let names = |variants: Value| {
         let model = read(json!({"variants": variants}));
@@ -429,6 +479,26 @@ fn junk_that_slipped_past_the_schema_is_a_reason_and_a_sentence() {
             json!({"saturation": {"queueLengthThreshold": 5, "queueSpareTrigger": 6}}),
             "InvalidSpec",
             "saturation.queueSpareTrigger (6) must be at most saturation.queueLengthThreshold (5)",
+        ),
+        (
+            json!({"saturation": {"scaleToZero": {"enabled": false, "after": "1m"}}}),
+            "InvalidSpec",
+            "saturation.scaleToZero.after is only for enabled true",
+        ),
+        (
+            json!({"saturation": {"scaleToZero": {"after": "0s"}}}),
+            "InvalidSpec",
+            "saturation.scaleToZero.after must be longer than 0",
+        ),
+        (
+            json!({"minReplicas": 1, "saturation": {"scaleToZero": {}}}),
+            "InvalidSpec",
+            "saturation.scaleToZero contradicts minReplicas",
+        ),
+        (
+            json!({"pinned": true, "saturation": {"scaleToZero": {}}}),
+            "InvalidSpec",
+            "saturation.scaleToZero contradicts pinned",
         ),
         (json!({"cooldownPeriod": "soon"}), "InvalidDuration", "cooldownPeriod: 'soon'"),
         (json!({"cooldownPeriod": 10}), "InvalidDuration", "'10'"),

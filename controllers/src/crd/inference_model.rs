@@ -22,8 +22,8 @@ pub use self::{
         EngineKindSpec, EngineSpec, OnDisconnectSpec, ProbeTaskSpec, RehearsalSpec, SleepLevelSpec, SleepMode,
     },
     saturation::{
-        ActuationSpec, MayEvictSpec, SaturationProfileSpec, SaturationSpec, SaturationStatus,
-        SaturationTarget,
+        ActuationSpec, AnalyzerSpec, LimiterSpec, MayEvictSpec, SaturationProfileSpec, SaturationSpec,
+        SaturationStatus, SaturationTarget, ScaleToZeroSpec,
     },
     status::{EngineFailure, EngineState, EngineStatus, InferenceModelStatus, LearnedStatus, VariantStatus},
 };
@@ -223,7 +223,8 @@ pub struct InferenceModelSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub saturation: Option<SaturationSpec>,
     /// Whether the nodes on which the model's next engines may start have its images beforehand. `auto`: Rouse creates
-    /// a Warmup that pulls the images there, on two nodes at a time, and pulls them again where they are lost.
+    /// a Warmup that pulls the images there, on two nodes at a time unless the gateway's
+    /// `kubernetes.warmup.autoParallelism` says another number, and pulls them again where they are lost.
     #[serde(default)]
     pub warmup: WarmupMode,
 }
@@ -243,6 +244,10 @@ pub struct VariantSpec {
     #[serde(default = "ten")]
     #[schemars(extend("minimum" = 0))]
     pub cost: f64,
+    /// Part of the requests that its engines compute: saturation counts the load of each part by itself. `both`: whole
+    /// requests. `prefill` and `decode`: for engines that pass the KV cache on to each other.
+    #[serde(default)]
+    pub role: EngineRoleSpec,
     /// Number of accelerators that one engine uses.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 1, "maximum" = 64))]
@@ -273,6 +278,16 @@ pub struct VariantSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 1, "maximum" = 1000))]
     pub max_replicas: Option<u32>,
+}
+
+/// Part of the requests that the engines of a variant compute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum EngineRoleSpec {
+    #[default]
+    Both,
+    Decode,
+    Prefill,
 }
 
 /// How the engines run.

@@ -54,7 +54,7 @@ pub(super) async fn confirm_later(context: Arc<EngineContext>, pod: PodReceiver)
 async fn announce(context: &EngineContext, pod: &PodReceiver) -> Result<(), StubClientError> {
     // Without a fresh claim to lead, nothing is announced.
     let Some(stub) = context.proxy(pod).and_then(|proxy| context.stub(proxy)) else {
-        return Err(HttpClientError::Unreachable.into());
+        return Err(HttpClientError::Unreachable("the stub has no address yet".into()).into());
     };
     if context.placement.dual_pods {
         // The pairing controller announces this leader to a requester's stub. This call shows whether the stub accepts

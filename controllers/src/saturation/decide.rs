@@ -1,5 +1,8 @@
 //! Decides one model: collects its load, and tells the fleet, the status and the metrics what follows.
 
+#[cfg(test)]
+mod tests;
+
 use rouse::{
     fleet::event::Event,
     model::ModelName,
@@ -12,8 +15,13 @@ use rouse::{
 use rouse_platform::DriverClient;
 
 use super::{
-    SaturationController, execute::PeaksByEngine, index::ScaledModel, status,
+    SaturationController,
+    accelerator_budget::AcceleratorBudget,
+    execute::PeaksByEngine,
+    index::{SaturationIndex, ScaledModel},
+    status,
     thresholds_config::ModelThresholds,
+    token_readings::TokenReadings,
 };
 use crate::{
     crd::{inference_model::SaturationStatus, ledger::ObjectName},
@@ -35,32 +43,72 @@ pub(super) struct PreparedModel<'a> {
     thresholds: ModelThresholds,
     /// Number of engines that another autoscaler asks for, if one sets the number.
     external: Option<u32>,
+    /// Free accelerators limit its targets.
+    is_limited: bool,
+}
+
+impl PreparedModel<'_> {
+    /// Weight of the model where models compete for accelerators.
+    pub(super) const fn priority(&self) -> f64 {
+        self.load.thresholds.priority
+    }
+}
+
+/// What the load of a model is put together from, beside its metrics.
+struct LoadSources<'a> {
+    index: &'a SaturationIndex,
+    tokens: &'a TokenReadings,
+}
+
+impl LoadSources<'_> {
+    /// Returns the load of a model whose awake engines report this.
+    fn load(
+        &self,
+        model: ScaledModel<'_>,
+        fleet: &FleetLoad,
+        mut replicas: Vec<ReplicaMetrics>,
+    ) -> ModelLoad {
+        let lengths =
+            if model.counts_tokens() { self.tokens.apply(&fleet.awake, &mut replicas) } else { None };
+        let states = self.index.variant_states(model, fleet);
+        ModelLoad { replicas, states, parked: fleet.parked, lengths, ..ModelLoad::default() }
+    }
 }
 
 impl<D: DriverClient> SaturationController<D> {
-    /// Collects what the decision about one model depends on.
+    /// Collects what the decision about one model depends on. `unused_since`: if no gateway uses it.
     pub(super) fn prepare<'a>(
         &self,
         model: ScaledModel<'_>,
-        fleet: &'a FleetLoad,
+        (fleet, unused_since): (&'a FleetLoad, Option<Tick>),
         prometheus: Option<&Result<PeaksByEngine, PrometheusError>>,
         now: Tick,
     ) -> PreparedModel<'a> {
         let (replicas, availability) = self.replicas(model.served, fleet, prometheus, now);
         let thresholds = self.index.thresholds_of(model);
+        let sources = LoadSources { index: &self.index, tokens: &self.tokens };
         let load = ModelLoad {
-            replicas,
-            states: self.index.variant_states(model, fleet),
+            idle_for: unused_since.map(|since| now.since(since)),
             thresholds: thresholds.thresholds,
-            parked: fleet.parked,
-            ..ModelLoad::default()
+            ..sources.load(model, fleet, replicas)
         };
         let name = model.name().clone();
         // A stored decision counts only for the first one of this leader.
         let stored = self.index.stored(model.object).filter(|_| !self.models.contains_key(&name)).cloned();
         let (policy, external) = (model.policy(self.config.stabilisation), model.external());
-        let object = model.object.clone();
-        PreparedModel { name, object, stored, policy, load, fleet, availability, thresholds, external }
+        let (object, is_limited) = (model.object.clone(), model.is_limited());
+        PreparedModel {
+            name,
+            object,
+            stored,
+            policy,
+            load,
+            fleet,
+            availability,
+            thresholds,
+            external,
+            is_limited,
+        }
     }
 
     /// Returns the load of the model's awake engines, and whether it is known.
@@ -86,19 +134,39 @@ impl<D: DriverClient> SaturationController<D> {
         replica_metrics(&fleet.awake, times, now, peak)
     }
 
-    /// Decides one model, and tells the fleet, the status and the metrics.
-    pub(super) fn decide_model(&mut self, model: PreparedModel<'_>, now: Tick) {
-        let PreparedModel { name, object, stored, policy, load, fleet, availability, thresholds, external } =
-            model;
+    /// Decides one model, and tells the fleet, the status and the metrics. `budget`: accelerators for further engines.
+    pub(super) fn decide_model(
+        &mut self,
+        model: PreparedModel<'_>,
+        budget: &mut AcceleratorBudget,
+        now: Tick,
+    ) {
+        let PreparedModel {
+            name,
+            object,
+            stored,
+            policy,
+            mut load,
+            fleet,
+            availability,
+            thresholds,
+            external,
+            is_limited,
+        } = model;
+        load.accelerators = is_limited.then(|| budget.pool());
         let scaling = self.models.entry(name.clone()).or_insert_with(|| {
             ModelScaling::restored(stored.as_ref().map(status::recorded_targets).unwrap_or_default())
         });
-        let loads = VariantLoad::of_variants(&load);
+        let (loads, states) = (VariantLoad::of_variants(&load), load.states.clone());
         let input = ScalingInput { policy, load, fleet, availability: &availability, external };
         let ScalingStep { orders, scaled, refused } = scaling.step(input, now);
         for ReplicaOrder { variant, replicas, reason } in orders {
             tracing::info!(model = %name, %variant, replicas, reason, "target of engines set");
             self.reader.driver.send_event(Event::Desired { model: name.clone(), variant, replicas, reason });
+        }
+        // What another autoscaler asks for, it asks for whatever these targets say.
+        if external.is_none() {
+            budget.take(&states, scaling.targets());
         }
         for (variant, direction) in scaled {
             self.metrics.scaled(&name, &object.namespace, variant.as_str(), direction);

@@ -12,13 +12,19 @@ use rouse::{
     saturation::{AwakeEngine, FleetLoad, PeakLoad},
     units::{Generation, Millis, Tick},
 };
-use rouse_net::lease::TickClock;
+use rouse_net::{engine_load::EngineTokens, lease::TickClock};
 use rouse_platform::{DriverClient, EngineReading};
 
-use super::load_metrics::{EngineAddress, engine_loads, load_query, read_engines};
+use super::{
+    fleet_reading::FleetReading,
+    load_metrics::{EngineAddress, engine_loads, load_query, read_engines},
+};
 use crate::{
     convert::ModelHosting,
-    crd::ledger::ObjectName,
+    crd::{
+        inference_model::{AnalyzerSpec, LimiterSpec},
+        ledger::ObjectName,
+    },
     index::{Resolved, ServedModel},
     prometheus_api::{PrometheusClient, PrometheusError},
     status_inputs::StatusInputs,
@@ -40,9 +46,11 @@ pub(crate) struct LoadReader<D> {
 
 /// What was read at one moment.
 pub(crate) struct LoadReadings {
-    pub fleet: BTreeMap<ModelName, FleetLoad>,
+    pub fleet: FleetReading,
     /// Readings of engines that were read themselves.
     pub engines: Vec<EngineReading>,
+    /// What those of them report in tokens whose models are scaled by that.
+    pub tokens: Vec<(EngineId, Generation, EngineTokens)>,
     /// When these were read.
     pub read_at: Tick,
     /// Peaks from Prometheus, by engine; `None` if no engine is to be found there.
@@ -87,19 +95,28 @@ impl<D> LoadReader<D> {
 impl<D: DriverClient> LoadReader<D> {
     /// Reads these models.
     pub(crate) async fn read(self, models: Vec<ModelName>, resolved: Arc<Resolved>) -> LoadReadings {
-        let fleet = self.driver.read_fleet(move |fleet, plan| {
-            let load = |model: ModelName| Some((model.clone(), FleetLoad::of(fleet, plan, &model)?));
-            models.into_iter().filter_map(load).collect::<BTreeMap<_, _>>()
-        });
+        let is_limited = |model: &ModelName| {
+            let settings = resolved.find(model).and_then(|served| served.model.saturation.as_ref());
+            settings.is_some_and(|own| own.written.limiter == LimiterSpec::Inventory)
+        };
+        let counts_accelerators = models.iter().any(is_limited);
+        let fleet = self
+            .driver
+            .read_fleet(move |fleet, plan| FleetReading::of(fleet, plan, models, counts_accelerators));
         let fleet = fleet.await.unwrap_or_default();
-        let unscraped = self.select(&fleet, &resolved, false);
+        let unscraped = self.select(&fleet.models, &resolved, false);
         let mut unscraped: Vec<EngineAddress> =
             unscraped.iter().flat_map(|(model, load)| addresses(model, load)).collect();
         // The time of a reading is limited, and engines that do not answer must not take that of the others.
         unscraped.sort_by_key(|address| self.unanswered.contains(&address.engine));
-        let prometheus = self.read_prometheus(&fleet, &resolved).await;
-        let engines = read_engines(unscraped).await;
-        LoadReadings { engines, read_at: self.clock.now(), prometheus, fleet }
+        let prometheus = self.read_prometheus(&fleet.models, &resolved).await;
+        let (mut engines, mut tokens) = (Vec::new(), Vec::new());
+        for answer in read_engines(unscraped).await {
+            let EngineReading { engine, generation, .. } = &answer.load;
+            tokens.extend(answer.tokens.map(|found| (engine.clone(), *generation, found)));
+            engines.push(answer.load);
+        }
+        LoadReadings { engines, tokens, read_at: self.clock.now(), prometheus, fleet }
     }
 
     async fn read_prometheus(
@@ -156,9 +173,12 @@ fn namespace(model: &ServedModel) -> &str {
 
 /// Returns the addresses of the model's awake engines.
 fn addresses(model: &ServedModel, load: &FleetLoad) -> Vec<EngineAddress> {
+    let settings = model.model.saturation.as_ref();
+    let reads_tokens = settings.is_some_and(|own| own.written.analyzer == AnalyzerSpec::Tokens);
     let address = |engine: &AwakeEngine| {
         let variant = model.variants.iter().find(|variant| variant.name == engine.id.variant)?;
-        Some(EngineAddress::new(engine.id.clone(), engine.generation, engine.address?, &variant.engine))
+        let (id, address) = (engine.id.clone(), engine.address?);
+        Some(EngineAddress::new(id, engine.generation, address, &variant.engine, reads_tokens))
     };
     load.awake.iter().filter_map(address).collect()
 }

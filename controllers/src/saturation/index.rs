@@ -8,11 +8,12 @@ use std::{
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use rouse::{
     model::ModelName,
-    saturation::{FleetLoad, Profile, RecordedTarget, SaturationPolicy, VariantState},
+    saturation::{FleetLoad, Profile, RecordedTarget, Role, SaturationPolicy, VariantState},
     units::{Millis, Tick},
 };
 
 use super::{
+    accelerator_budget::AcceleratorBudget,
     thresholds_config::{ModelThresholds, ThresholdsConfig},
     warm_nodes::WarmNodes,
 };
@@ -20,7 +21,9 @@ use crate::{
     convert::{SaturationSettings, threshold_entry, warmup::model_set},
     crd::{
         AcceleratorNode, InferenceModel,
-        inference_model::{ActuationSpec, SaturationProfileSpec, SaturationStatus},
+        inference_model::{
+            ActuationSpec, AnalyzerSpec, LimiterSpec, SaturationProfileSpec, SaturationStatus,
+        },
         ledger::ObjectName,
     },
     index::{Resolved, ServedModel, ServedVariant},
@@ -195,6 +198,22 @@ impl SaturationIndex {
         self.accelerators.get(variant.pool.as_ref()?)?.as_deref()
     }
 
+    /// Returns the free accelerators of every pool. `held`: those of each pool that its ledger has reserved.
+    pub(super) fn accelerator_budget(&self, held: &BTreeMap<String, u32>) -> AcceleratorBudget {
+        let mut budget = AcceleratorBudget::default();
+        for (name, pool) in self.resolved.iter().flat_map(|resolved| resolved.pools.iter()) {
+            budget.add_pool(self.budget_of(name), pool, held.get(name).copied().unwrap_or_default());
+        }
+        budget
+    }
+
+    /// Returns the budget that engines of this pool count against: that of the type of its accelerators.
+    ///
+    /// Without a type, or with several, the pool has one of its own.
+    fn budget_of<'a>(&'a self, pool: &'a str) -> &'a str {
+        self.accelerators.get(pool).and_then(Option::as_deref).unwrap_or(pool)
+    }
+
     /// Returns the state of each variant, with the numbers of engines that the fleet has.
     pub(crate) fn variant_states(&self, model: ScaledModel<'_>, fleet: &FleetLoad) -> Vec<VariantState> {
         let served = model.served;
@@ -205,14 +224,24 @@ impl SaturationIndex {
             let warm = converted.zip(self.resolved.as_ref()).is_some_and(|(converted, resolved)| {
                 self.warm_nodes.can_take_one(&label, variant, converted, &resolved.nodes)
             });
+            let accelerator = match &variant.pool {
+                Some(pool) if model.is_limited() => Some(self.budget_of(pool)),
+                _ => self.accelerator(variant),
+            };
             Some(VariantState {
                 cost: converted.map_or(VariantState::DEFAULT_COST, |converted| converted.cost),
+                role: converted.map_or(Role::Both, |converted| converted.role),
                 warm,
-                accelerator: self.accelerator(variant).unwrap_or_default().to_owned(),
+                accelerator: accelerator.unwrap_or_default().to_owned(),
+                limits: converted.and_then(|own| own.batch_limits).filter(|_| model.counts_tokens()),
                 ..fleet.variant_state(&variant.name, &spec)
             })
         };
-        served.variants.iter().filter_map(state).collect()
+        let mut states: Vec<VariantState> = served.variants.iter().filter_map(state).collect();
+        if !fleet.awake.is_empty() {
+            start_every_role(&mut states);
+        }
+        states
     }
 }
 
@@ -231,8 +260,19 @@ impl<'a> ScaledModel<'a> {
         SaturationPolicy {
             profile: self.profile(),
             stabilisation: self.settings.stabilisation.unwrap_or(stabilisation),
+            zero: self.settings.zero,
             ..SaturationPolicy::default()
         }
+    }
+
+    /// Whether free accelerators limit the model's targets.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.settings.written.limiter == LimiterSpec::Inventory
+    }
+
+    /// Whether the model's steps are sized in tokens.
+    pub(crate) fn counts_tokens(&self) -> bool {
+        self.settings.written.analyzer == AnalyzerSpec::Tokens
     }
 
     const fn profile(&self) -> Profile {
@@ -240,6 +280,23 @@ impl<'a> ScaledModel<'a> {
             Some(SaturationProfileSpec::Doc) => Profile::Doc,
             Some(SaturationProfileSpec::Latest) => Profile::Latest,
             Some(SaturationProfileSpec::Rouse) | None => Profile::Rouse,
+        }
+    }
+}
+
+/// Lets each role of a divided model start an engine of its cheapest variant if it has none. For a model that serves.
+///
+/// The fleet starts one engine for the first request, and prefill is of no use without decode.
+fn start_every_role(states: &mut [VariantState]) {
+    if states.iter().all(|state| state.role == Role::Both) {
+        return;
+    }
+    let running = states.iter().filter(|state| state.current > 0).map(|state| state.role);
+    let mut started: BTreeSet<Role> = running.collect();
+    // The cheapest variant comes first.
+    for state in states {
+        if started.insert(state.role) {
+            state.min = state.min.max(1);
         }
     }
 }

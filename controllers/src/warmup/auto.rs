@@ -28,8 +28,6 @@ const KIND: &str = "InferenceModel";
 const SUFFIX: &str = "-warmup";
 /// Maximum length of an object's name.
 const MAX_NAME_CHARS: usize = 253;
-/// Number of nodes that are warmed at a time. More would take bandwidth that starting engines need.
-const PARALLELISM: u32 = 2;
 /// Number of nodes that may fail. No cluster has so many: one bad node must not end the warming of the others.
 const MAX_FAILED_NODES: u32 = 100_000;
 /// Interval between two writes of the same Warmup. Once it has a permit, a write takes at most half of this time.
@@ -55,13 +53,19 @@ pub(crate) enum OwnedWarmupChange {
 }
 
 /// Decides which Warmups of models are to be changed, and when the next attempt is due.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct OwnedWarmups {
+    /// Number of nodes that each of them warms at a time.
+    parallelism: u32,
     /// When a Warmup with an open change may be written again.
     next_tries: BTreeMap<ObjectName, Tick>,
 }
 
 impl OwnedWarmups {
+    pub(crate) const fn new(parallelism: u32) -> Self {
+        Self { parallelism, next_tries: BTreeMap::new() }
+    }
+
     /// Returns the changes that are due. The caller starts all of them.
     pub(crate) fn due<'a>(
         &mut self,
@@ -69,7 +73,7 @@ impl OwnedWarmups {
         existing: impl IntoIterator<Item = &'a Warmup>,
         now: Tick,
     ) -> Vec<OwnedWarmupChange> {
-        let open = changes(resolved, existing);
+        let open = changes(resolved, existing, self.parallelism);
         let names: BTreeSet<&ObjectName> = open.iter().map(OwnedWarmupChange::name).collect();
         self.next_tries.retain(|name, _| names.contains(name));
         let is_due =
@@ -130,10 +134,10 @@ impl OwnedWarmupChange {
 }
 
 /// Returns the Warmup of each model that is to be kept warm.
-fn wanted_warmups(resolved: &Resolved) -> BTreeMap<ObjectName, Value> {
+fn wanted_warmups(resolved: &Resolved, parallelism: u32) -> BTreeMap<ObjectName, Value> {
     let wanted = |(object, served): (&ObjectName, &ServedModel)| {
         let uid = served.uid.as_ref().filter(|_| served.model.keeps_warm)?;
-        Some((warmup_name(object), warmup(object, served, uid)))
+        Some((warmup_name(object), warmup(object, served, uid, parallelism)))
     };
     resolved.served.iter().filter_map(wanted).collect()
 }
@@ -145,8 +149,9 @@ fn wanted_warmups(resolved: &Resolved) -> BTreeMap<ObjectName, Value> {
 fn changes<'a>(
     resolved: &Resolved,
     existing: impl IntoIterator<Item = &'a Warmup>,
+    parallelism: u32,
 ) -> Vec<OwnedWarmupChange> {
-    let mut wanted = wanted_warmups(resolved);
+    let mut wanted = wanted_warmups(resolved, parallelism);
     let mut changes = Vec::new();
     for found in existing {
         let metadata = &found.metadata;
@@ -207,7 +212,7 @@ fn warmup_name(model: &ObjectName) -> ObjectName {
 
 /// Renders the Warmup of a model. Rouse retries its failures for ever, because no user starts
 /// it again.
-fn warmup(object: &ObjectName, served: &ServedModel, uid: &str) -> Value {
+fn warmup(object: &ObjectName, served: &ServedModel, uid: &str, parallelism: u32) -> Value {
     let name = warmup_name(object);
     let model = served.spec.name.as_str();
     json!({
@@ -227,7 +232,7 @@ fn warmup(object: &ObjectName, served: &ServedModel, uid: &str) -> Value {
             }],
         },
         "spec": {
-            "policies": {"parallelism": PARALLELISM, "maxFailedNodes": MAX_FAILED_NODES},
+            "policies": {"parallelism": parallelism, "maxFailedNodes": MAX_FAILED_NODES},
             "targetModel": {"name": object.name, "keepWarm": true},
         },
     })

@@ -22,10 +22,9 @@ const EVENT: usize = 226;
 const STUCK: Duration = Duration::from_secs(300);
 
 /// The cases, by the names of their recorded counts.
-pub(crate) const CASES: [Case; 6] = [
+pub(crate) const CASES: [Case; 5] = [
     Case { name: "request", unit: "request", units: 500, http2: false, what: ScriptItem::Request },
     Case { name: "event", unit: "event", units: 2000, http2: false, what: ScriptItem::Event },
-    Case { name: "event-hyper", unit: "event", units: 2000, http2: false, what: ScriptItem::EventOfHyper },
     Case { name: "request-http2", unit: "request", units: 500, http2: true, what: ScriptItem::Request },
     Case { name: "event-http2", unit: "event", units: 2000, http2: true, what: ScriptItem::Event },
     Case {
@@ -53,8 +52,6 @@ enum ScriptItem {
     Request,
     /// One stream. Each event is written when the client has received the previous one.
     Event,
-    /// Like `Event`, but hyper keeps the stream.
-    EventOfHyper,
     /// A model with one place: each unit has a request that waits for the one before it.
     Parked,
 }
@@ -66,9 +63,7 @@ impl Case {
 
     async fn play(&self, units: usize) -> anyhow::Result<()> {
         let model = if matches!(self.what, ScriptItem::Parked) { "maxConcurrency: 1" } else { "" };
-        let more =
-            if matches!(self.what, ScriptItem::EventOfHyper) { "stream: {takeOver: false}" } else { "" };
-        let mut world = BenchGateway::start(model, more)?;
+        let mut world = BenchGateway::start(model)?;
         let mut client = Client::new(&world, self.http2).await?;
         client.send(false).await?;
         let mut engine = PipeEnd::new(world.accept().await?);
@@ -83,7 +78,7 @@ impl Case {
                     client.ask(&mut engine).await?;
                 }
             }
-            ScriptItem::Event | ScriptItem::EventOfHyper => {
+            ScriptItem::Event => {
                 client.send(true).await?;
                 engine.request().await?;
                 engine.write(STREAM_HEAD.as_bytes()).await?;

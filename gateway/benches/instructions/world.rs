@@ -49,9 +49,9 @@ pub(crate) struct BenchGateway {
 }
 
 impl BenchGateway {
-    /// Starts on a local runtime. `model` adds a line to the model's configuration, `more` one at the top level.
-    pub(crate) fn start(model: &str, more: &str) -> anyhow::Result<Self> {
-        let config = rouse_config::parse(&configuration(model, more)?, "the count")?;
+    /// Starts on a local runtime. `model` adds a line to the model's configuration.
+    pub(crate) fn start(model: &str) -> anyhow::Result<Self> {
+        let config = rouse_config::parse(&configuration(model)?, "the count")?;
         let clock = TickClock::new(Instant::now(), BEGIN);
         let drop_counters = TelemetryDropCounters::new();
         let metrics = Arc::new(Metrics::with_drop_counters(&drop_counters));
@@ -82,7 +82,7 @@ impl BenchGateway {
 }
 
 /// Enables everything that a request pays for, except the access log. No limit is ever reached.
-fn configuration(model: &str, more: &str) -> anyhow::Result<String> {
+fn configuration(model: &str) -> anyhow::Result<String> {
     let mut text = format!(
         "listen: {{api: 127.0.0.1:0, admin: 127.0.0.1:0}}
 state: /nonexistent
@@ -94,7 +94,6 @@ models:
     memory: {{awake: 10Gi}}
     pinned: true
     {model}
-{more}
 keys:
 "
     );

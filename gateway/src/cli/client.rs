@@ -1,23 +1,22 @@
-//! A small client of the admin API: one connection per request, plain HTTP.
+//! The client of the admin API: one connection per request, plain HTTP.
 
 use std::{
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     str::FromStr,
+    sync::Arc,
     time::Duration,
 };
 
 use bytes::Bytes;
-use http::{Method, Request, StatusCode, header};
-use http_body_util::{BodyExt as _, Empty, Limited};
-use hyper::body::Incoming;
-use hyper_util::rt::TokioIo;
+use http::{Method, Request, StatusCode};
+use rouse_net::http_client::{HttpClient, HttpClientError, ResponseStream};
 use serde::de::DeserializeOwned;
-use tokio::{net::TcpStream, time::timeout};
+use tokio::time::timeout;
 
 use rouse_config::DEFAULT_ADMIN_ADDRESS;
 
-/// Timeout of a response's head, and of a whole response that is not a stream.
+/// Timeout of a stream's head, and of a whole response that is not a stream.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Limit in bytes for a response that is read as a whole. None comes near it.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
@@ -28,19 +27,21 @@ pub(super) struct AdminEndpoint(String);
 
 pub(super) struct AdminClient {
     endpoint: AdminEndpoint,
-    token: Option<String>,
+    client: HttpClient,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     #[error(
-        "cannot connect to a gateway at {endpoint}: {source}; start the gateway, or set its address with --admin or ROUSE_ADMIN"
+        "cannot connect to a gateway at {endpoint}: {reason}; start the gateway, or set its address with --admin or ROUSE_ADMIN"
     )]
-    NotRunning { endpoint: AdminEndpoint, source: std::io::Error },
+    NotRunning { endpoint: AdminEndpoint, reason: Arc<str> },
     #[error("the gateway at {0} did not answer within 10 s")]
     Timeout(AdminEndpoint),
     #[error("the admin API at {0} requires a valid token: set ROUSE_ADMIN_TOKEN")]
     TokenRequired(AdminEndpoint),
+    #[error("{0}; check --token or ROUSE_ADMIN_TOKEN")]
+    InvalidToken(HttpClientError),
     #[error("{0}")]
     Refused(String),
     #[error("the gateway at {0} closed the stream: the gateway is shutting down or was killed")]
@@ -50,61 +51,60 @@ pub(super) enum Error {
 }
 
 impl AdminClient {
-    pub(super) const fn new(endpoint: AdminEndpoint, token: Option<String>) -> Self {
-        Self { endpoint, token }
+    pub(super) fn new(endpoint: AdminEndpoint, token: Option<String>) -> Self {
+        Self { client: HttpClient::for_host(&endpoint.0, token), endpoint }
     }
 
     /// Returns the whole response to `GET path`.
     pub(super) async fn get(&self, path: &str) -> Result<Bytes, Error> {
-        let body = self.stream(path).await?;
-        self.read_body(body).await
+        self.request(Method::GET, path).await
     }
 
     /// Returns the whole response to `POST path`, which has no body.
     pub(super) async fn post(&self, path: &str) -> Result<Bytes, Error> {
-        let body = self.request(Method::POST, path).await?;
-        self.read_body(body).await
+        self.request(Method::POST, path).await
     }
 
     /// Returns the response to `GET path` as a stream.
-    pub(super) async fn stream(&self, path: &str) -> Result<Incoming, Error> {
-        self.request(Method::GET, path).await
-    }
-
-    async fn request(&self, method: Method, path: &str) -> Result<Incoming, Error> {
-        let answer = timeout(RESPONSE_TIMEOUT, self.send(method, path))
-            .await
-            .map_err(|_| Error::Timeout(self.endpoint.clone()))??;
+    pub(super) async fn stream(&self, path: &str) -> Result<ResponseStream, Error> {
+        let request = self.empty_request(Method::GET, path)?;
+        let opened = self.client.open(request, RESPONSE_TIMEOUT).await;
+        let mut answer = opened.map_err(|error| self.call_error(error))?;
         let status = answer.status();
         if status.is_success() {
-            return Ok(answer.into_body());
+            return Ok(answer);
         }
-        let body = self.read_body(answer.into_body()).await?;
-        Err(self.response_error(status, &body))
+        let refusal = timeout(RESPONSE_TIMEOUT, answer.body(MAX_RESPONSE_BYTES)).await;
+        let refusal = refusal.map_err(|_| HttpClientError::Timeout).flatten();
+        Err(self.response_error(status, &refusal.map_err(|error| self.call_error(error))?))
     }
 
-    async fn send(&self, method: Method, path: &str) -> Result<http::Response<Incoming>, Error> {
-        let stream = TcpStream::connect(&self.endpoint.0)
-            .await
-            .map_err(|source| Error::NotRunning { endpoint: self.endpoint.clone(), source })?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-            .await
-            .map_err(|error| self.unexpected_response(error))?;
-        // The connection ends with the response, where its errors show.
-        tokio::spawn(connection);
-        let mut request = Request::builder().method(method).uri(path).header(header::HOST, &self.endpoint.0);
-        if let Some(token) = &self.token {
-            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+    async fn request(&self, method: Method, path: &str) -> Result<Bytes, Error> {
+        let request = self.empty_request(method, path)?;
+        let answered = self.client.send(request, MAX_RESPONSE_BYTES, RESPONSE_TIMEOUT).await;
+        let answer = answered.map_err(|error| self.call_error(error))?;
+        if answer.success() {
+            return Ok(answer.body);
         }
-        let request = request.body(Empty::<Bytes>::new()).map_err(|error| self.unexpected_response(error))?;
-        sender.send_request(request).await.map_err(|error| self.unexpected_response(error))
+        let status = StatusCode::from_u16(answer.status).map_err(|error| self.unexpected_response(error))?;
+        Err(self.response_error(status, &answer.body))
     }
 
-    async fn read_body(&self, body: Incoming) -> Result<Bytes, Error> {
-        let whole = timeout(RESPONSE_TIMEOUT, Limited::new(body, MAX_RESPONSE_BYTES).collect())
-            .await
-            .map_err(|_| Error::Timeout(self.endpoint.clone()))?;
-        whole.map(http_body_util::Collected::to_bytes).map_err(|error| self.unexpected_response(error))
+    fn empty_request(&self, method: Method, path: &str) -> Result<Request<Bytes>, Error> {
+        let request = Request::builder().method(method).uri(path).body(Bytes::new());
+        request.map_err(|error| self.unexpected_response(error))
+    }
+
+    fn call_error(&self, error: HttpClientError) -> Error {
+        match error {
+            HttpClientError::Unreachable(reason) => {
+                Error::NotRunning { endpoint: self.endpoint.clone(), reason }
+            }
+            HttpClientError::Timeout => Error::Timeout(self.endpoint.clone()),
+            // Paths are valid by then, and so is the endpoint.
+            HttpClientError::InvalidRequest(_) => Error::InvalidToken(error),
+            error => self.unexpected_response(error),
+        }
     }
 
     fn response_error(&self, status: StatusCode, body: &[u8]) -> Error {
@@ -140,7 +140,7 @@ impl AdminClient {
 impl Error {
     /// Whether a later request may succeed: the gateway is away or busy, or begins or ends.
     pub(super) const fn may_pass(&self) -> bool {
-        !matches!(self, Self::TokenRequired(_) | Self::Refused(_))
+        !matches!(self, Self::TokenRequired(_) | Self::InvalidToken(_) | Self::Refused(_))
     }
 }
 
@@ -223,6 +223,14 @@ mod tests {
         for text in ["https://box:8180", "", "http://user:secret@box", "a b"] {
             assert!(text.parse::<AdminEndpoint>().is_err(), "{text}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_token_that_no_header_can_have_is_named_and_not_sent() {
+        let client = AdminClient::new(AdminEndpoint::default(), Some("secret\n".to_owned()));
+        let error = client.get("/healthz").await.unwrap_err();
+        assert!(matches!(error, Error::InvalidToken(_)) && !error.may_pass(), "{error}");
+        assert!(!error.to_string().contains("secret"), "{error}");
     }
 
     #[test]

@@ -107,7 +107,7 @@ pub(super) enum CliCommand {
     ///
     /// Asks the gateway's admin API, as the commands above do.
     Warmups(warmups::WarmupsArgs),
-    /// Print the CustomResourceDefinitions of Rouse as YAML.
+    /// Print the CustomResourceDefinitions of Rouse, as YAML or JSON.
     Crds {
         /// Write one file for each kind into this directory instead of printing.
         #[arg(long, value_name = "DIR")]
@@ -117,6 +117,9 @@ pub(super) enum CliCommand {
         /// Only for a cluster without them: an existing installation owns its own.
         #[arg(long)]
         fma: bool,
+        /// Print JSON: one List of all definitions.
+        #[arg(long, conflicts_with = "dir")]
+        json: bool,
     },
     /// Print a script that completes this command line in a shell.
     ///
@@ -134,6 +137,9 @@ pub(super) enum CliCommand {
     Replay {
         /// Journal that a gateway wrote with `--journal`.
         file: PathBuf,
+        /// Print JSON: each line of the journal, with the decisions and the reports that follow from it.
+        #[arg(long)]
+        json: bool,
     },
     /// Compare Rouse's autoscaler with an HPA and a KEDA scaler on a trace of requests, in simulated time.
     ///

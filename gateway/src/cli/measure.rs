@@ -139,10 +139,7 @@ async fn measure(
             Err(anyhow::anyhow!("interrupted, so nothing was measured"))
         }
     };
-    tokio::select! {
-        () = measured.end() => {}
-        () = interrupted() => eprintln!("rouse-gateway: interrupted again; the model stays as it is now"),
-    }
+    measured.end().await;
     result
 }
 
@@ -302,10 +299,15 @@ impl MeasuredEngine {
         }
     }
 
+    /// Returns the model to its former state. A further interrupt kills an engine of our own, and leaves the engine of
+    /// a gateway as it is.
     async fn end(self) {
         match self {
             Self::Own(engine) => engine.end().await,
-            Self::Ordered(engine) => engine.end().await,
+            Self::Ordered(engine) => tokio::select! {
+                () = engine.end() => {}
+                () = interrupted() => eprintln!("rouse-gateway: interrupted again; the model stays as it is now"),
+            },
         }
     }
 }

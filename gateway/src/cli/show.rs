@@ -6,12 +6,11 @@ use std::{
     iter,
 };
 
-use http_body_util::BodyExt as _;
 use rouse::{
     fault::WaitDetails,
     fleet::report::{FleetView, ModelState, VariantReport},
+    journal::{self, JournalLine},
     model::{AcceleratorId, ModelName, VariantName},
-    sim::journal::{self, JournalLine},
     units::{Bytes, Tick, pluralize},
 };
 use serde::Deserialize;
@@ -63,10 +62,7 @@ pub(super) async fn explain(client: &AdminClient, model: &str, json: bool) -> an
 pub(super) async fn events(client: &AdminClient, json: bool) -> anyhow::Result<()> {
     let mut body = client.stream("/admin/v1/events").await?;
     let mut sse = EventStreamReader::default();
-    while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(|_| client.stream_ended())?.into_data() else {
-            continue;
-        };
+    while let Some(data) = body.chunk().await.map_err(|_| client.stream_ended())? {
         let mut out = std::io::stdout().lock();
         for item in sse.feed(&data) {
             match item {
@@ -94,12 +90,10 @@ pub(super) async fn logs(
     let path =
         format!("/admin/v1/models/{}/logs?replica={replica}&follow={follow}", encode_path_segment(model));
     let mut body = client.stream(&path).await?;
-    while let Some(frame) = body.frame().await {
-        if let Ok(data) = frame.map_err(|_| client.stream_ended())?.into_data() {
-            let mut out = std::io::stdout().lock();
-            out.write_all(&data)?;
-            out.flush()?;
-        }
+    while let Some(data) = body.chunk().await.map_err(|_| client.stream_ended())? {
+        let mut out = std::io::stdout().lock();
+        out.write_all(&data)?;
+        out.flush()?;
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ use rouse::{
     },
     units::{Millis, pluralize},
 };
+use serde_json::{Value, json};
 
 use self::machine::MachineArgs;
 use super::{
@@ -65,6 +66,9 @@ pub(super) struct SimulateArgs {
     /// The cost is that of a replica for an hour. The speed and the KV cache are relative to the built-in engine.
     #[arg(long = "variant", value_name = "NAME:COST:SPEED:MIN:MAX", value_parser = parse_variant)]
     variants: Vec<SimulatedVariant>,
+    /// Print JSON: durations are milliseconds.
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     machine: MachineArgs,
 }
@@ -87,7 +91,11 @@ pub(super) fn run(args: &SimulateArgs, out: &mut impl Write) -> anyhow::Result<E
         Err(problem) => return Ok(report_bad_input(&problem)),
     };
     let reports = AutoscalerKind::ALL.map(|kind| simulate(&trace, &scenario, kind));
-    write!(out, "{}", render(&trace, &scenario, &reports))?;
+    if args.json {
+        writeln!(out, "{}", to_json(&trace, &scenario, &reports))?;
+    } else {
+        write!(out, "{}", render(&trace, &scenario, &reports))?;
+    }
     if let Some(file) = &args.svg {
         let plots = plot::render(&title(&trace, &scenario), &reports);
         std::fs::write(file, plots).with_context(|| format!("cannot write {}", file.display()))?;
@@ -96,7 +104,7 @@ pub(super) fn run(args: &SimulateArgs, out: &mut impl Write) -> anyhow::Result<E
 }
 
 fn run_machine(args: &SimulateArgs, out: &mut impl Write) -> anyhow::Result<ExitCode> {
-    let output = match args.machine.run(args.start_time) {
+    let output = match args.machine.run(args.start_time, args.json) {
         Ok(output) => output,
         Err(problem) => return Ok(report_bad_input(&problem)),
     };
@@ -199,6 +207,33 @@ fn render(trace: &RequestTrace, scenario: &LoadScenario, reports: &[LoadReport])
     });
     let rows: Vec<_> = std::iter::once(row(head)).chain(lines).collect();
     format!("{}\n\n{}", title(trace, scenario), table(&rows, false))
+}
+
+/// The content of [`render`], with durations in milliseconds.
+fn to_json(trace: &RequestTrace, scenario: &LoadScenario, reports: &[LoadReport]) -> Value {
+    let report = |report: &LoadReport| {
+        json!({
+            "autoscaler": report.autoscaler.name(),
+            "saturated": Millis::secs(report.saturated_seconds),
+            "replicaHours": report.replica_hours,
+            "cost": report.cost,
+            "ttftMean": rounded_millis(report.ttft_mean),
+            "ttftP99": rounded_millis(report.ttft_p99),
+            "queueMean": report.mean_queue,
+        })
+    };
+    json!({
+        "trace": trace.name,
+        "requests": trace.requests.len(),
+        "lasts": trace.lasts,
+        "startTime": scenario.start_time,
+        "autoscalers": reports.iter().map(report).collect::<Vec<_>>(),
+    })
+}
+
+/// Converts seconds.
+fn rounded_millis(seconds: f64) -> Millis {
+    Millis((seconds * 1000.0).round() as u64)
 }
 
 #[cfg(test)]

@@ -3,9 +3,8 @@
 use std::{future::pending, time::Duration};
 
 use futures_util::FutureExt as _;
-use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
 use rouse::fleet::report::FleetView;
+use rouse_net::http_client::ResponseStream;
 use tokio::time;
 
 use super::{
@@ -57,7 +56,7 @@ async fn read(client: &AdminClient) -> Result<String, super::client::Error> {
 struct FleetChanges<'c> {
     client: &'c AdminClient,
     /// The gateway's events, whose content does not matter here.
-    events: Option<Incoming>,
+    events: Option<ResponseStream>,
 }
 
 impl FleetChanges<'_> {
@@ -80,7 +79,7 @@ impl FleetChanges<'_> {
             self.events = self.client.stream("/admin/v1/events").await.ok();
         }
         match &mut self.events {
-            Some(events) => matches!(events.frame().await, Some(Ok(_))),
+            Some(events) => matches!(events.chunk().await, Ok(Some(_))),
             None => pending().await,
         }
     }
@@ -89,10 +88,10 @@ impl FleetChanges<'_> {
     fn skip_pending_events(&mut self) -> bool {
         let Some(events) = &mut self.events else { return false };
         loop {
-            match events.frame().now_or_never() {
+            match events.chunk().now_or_never() {
                 None => return true,
-                Some(Some(Ok(_))) => {}
-                Some(Some(Err(_)) | None) => return false,
+                Some(Ok(Some(_))) => {}
+                Some(Ok(None) | Err(_)) => return false,
             }
         }
     }

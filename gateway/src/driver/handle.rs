@@ -12,6 +12,7 @@ use std::{
 
 use arc_swap::{ArcSwap, Guard};
 use rouse::{
+    driver::{DriverCore, TurnChain},
     engine::Engine,
     fault::{Fault, WaitDetails},
     fleet::{
@@ -35,6 +36,7 @@ use super::{
     Driver, Journal, ServedTokens,
     gates::EngineGates,
     parked_replies::ParkedReplies,
+    platform::GatewayPlatform,
     reports::DriverReports,
     route_updates,
     timeline::Timeline,
@@ -208,22 +210,26 @@ impl DriverHandle {
             turns: AtomicU64::new(0),
             waits: WaitBoard::default(),
         });
-        let driver = Driver {
-            fleet: Fleet::new(),
+        let platform = GatewayPlatform {
+            engines: platform,
+            shared: Arc::clone(&shared),
             gates: EngineGates::new(clock),
+            parked: ParkedReplies::default(),
+            journal,
+            recorder: TransitionRecorder::new(metrics, Arc::clone(&shared.timeline)),
+            wait_renewal: WaitRenewal::default(),
+            unquoted: Vec::new(),
+        };
+        let driver = Driver {
+            core: DriverCore::new(),
             platform,
             shared: Arc::clone(&shared),
             requests: received,
             events,
-            queue: ParkedReplies::default(),
-            journal,
-            recorder: TransitionRecorder::new(metrics, Arc::clone(&shared.timeline)),
-            plan: Plan::default(),
             refresh_waiters: Vec::new(),
             turn_waiters: Vec::new(),
-            wait_renewal: WaitRenewal::default(),
-            unquoted: Vec::new(),
             deferred_order: None,
+            chain: TurnChain::default(),
         };
         (Self(shared), driver)
     }

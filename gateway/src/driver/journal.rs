@@ -19,13 +19,11 @@ use std::{
 
 use anyhow::Context as _;
 use rouse::{
-    fleet::{Fleet, event::Event},
-    sim::{
-        journal::{self, JournalLine},
-        transcript,
-    },
+    fleet::{Fleet, command::Command, event::Event, report::Report},
+    journal::{self, JournalLine, transcript},
     units::{Millis, Tick},
 };
+use serde::Serialize;
 use tokio::sync::broadcast;
 
 use crate::{
@@ -313,15 +311,55 @@ fn rotated_path(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Replays a journal through the decisions and prints events, decisions and reports.
-pub fn replay(path: &Path, out: &mut impl Write) -> anyhow::Result<()> {
+/// Replays a journal through the decisions and prints events, decisions and reports, as text or as `json`.
+pub fn replay(path: &Path, json: bool, out: &mut impl Write) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let lines = journal::read(&text).with_context(|| format!("{} is not a journal", path.display()))?;
+    if json {
+        return write_replay(&lines, out);
+    }
     if let Some(first) = lines.first() {
         writeln!(out, "times are relative to {} UTC", first.at())?;
     }
     out.write_all(transcript::render_transcript(&lines).as_bytes())?;
     Ok(())
+}
+
+/// A turn of the journal with what followed from it.
+#[derive(Serialize)]
+struct ReplayedTurn<'a> {
+    at: Tick,
+    events: &'a [Event],
+    commands: &'a [Command],
+    /// `None`: it is that of the turn before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    report: Option<&'a Report>,
+}
+
+/// Prints each line of a journal as JSON, its turns with the commands and the report that follow from them.
+fn write_replay(lines: &[JournalLine], out: &mut impl Write) -> anyhow::Result<()> {
+    let mut last = Report::default();
+    for gateway_run in lines.chunk_by(|_, next| !matches!(next, JournalLine::Header { .. })) {
+        if let Some(header @ JournalLine::Header { .. }) = gateway_run.first() {
+            writeln!(out, "{}", journal::write(header)?)?;
+        }
+        let mut written: anyhow::Result<()> = Ok(());
+        journal::replay(gateway_run, |at, events, plan, fleet| {
+            let report = fleet.report(plan);
+            let is_new = report != last;
+            last = report;
+            if written.is_ok() {
+                let (commands, report) = (plan.commands.as_slice(), is_new.then_some(&last));
+                written = write_json_line(&ReplayedTurn { at, events, commands, report }, out);
+            }
+        });
+        written?;
+    }
+    Ok(())
+}
+
+fn write_json_line(turn: &ReplayedTurn<'_>, out: &mut impl Write) -> anyhow::Result<()> {
+    Ok(writeln!(out, "{}", serde_json::to_string(turn)?)?)
 }
 
 #[cfg(test)]

@@ -2,8 +2,11 @@
 
 use futures_util::FutureExt as _;
 use rouse::{
+    driver::MAX_PLATFORM_EVENTS_PER_TURN,
     engine::saturation_limit::MAX_LIMIT_AGE,
+    fault::Fault,
     fleet::{
+        command::Command,
         event::{AdoptedEngine, LearnedMeasurements, OperatorAction, PublishedEngine, PublishedEngineState},
         quote::{LearnedTimes, TimeEstimate, WaitRange},
     },
@@ -11,7 +14,7 @@ use rouse::{
         Accelerator, AcceleratorId, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelName, ModelSpec,
     },
     sim::simulated_model,
-    units::{Bytes, Millis},
+    units::{Bytes, Generation, Tick},
 };
 use rouse_net::{
     engine_load::EngineLoad,
@@ -19,7 +22,7 @@ use rouse_net::{
 };
 use tokio::time::Instant;
 
-use rouse_platform::DriverClient as _;
+use rouse_platform::{DriverClient as _, Platform};
 
 use super::{
     handle::{MAX_IN_TRANSIT, REQUEST_QUEUE_CAPACITY},
@@ -184,7 +187,7 @@ async fn who_waits_and_is_granted_a_place_makes_nothing_anew_that_others_read() 
     let lease = harness.lease(0);
     let waiting = harness.park(0);
     harness.step().await;
-    assert!(!waiting.is_finished() && harness.driver.fleet.queued_models().eq([&name(0)]));
+    assert!(!waiting.is_finished() && harness.driver.core.fleet().queued_models().eq([&name(0)]));
     drop(lease);
     harness.step().await;
     drop(waiting.await.unwrap());
@@ -208,17 +211,21 @@ async fn a_report_of_a_saturated_engine_holds_requests_here_and_a_lower_one_lets
     let [first, _second] = [harness.lease(0), harness.lease(0)];
     report(0.9, 1.0);
     let _parked = [harness.park(0), harness.park(0)];
-    while harness.driver.fleet.waiting(&name(0)) < 2 {
+    while harness.driver.core.fleet().waiting(&name(0)) < 2 {
         harness.step().await;
     }
     harness.turn([]);
-    assert_eq!(harness.driver.fleet.waiting(&name(0)), 2, "the engine has as many requests as it may have");
+    assert_eq!(
+        harness.driver.core.fleet().waiting(&name(0)),
+        2,
+        "the engine has as many requests as it may have"
+    );
     drop(first);
     harness.step().await;
-    assert_eq!(harness.driver.fleet.waiting(&name(0)), 1, "one has ended");
+    assert_eq!(harness.driver.core.fleet().waiting(&name(0)), 1, "one has ended");
     report(0.1, 0.0);
     harness.step().await;
-    assert_eq!(harness.driver.fleet.waiting(&name(0)), 0);
+    assert_eq!(harness.driver.core.fleet().waiting(&name(0)), 0);
 }
 
 #[tokio::test]
@@ -235,10 +242,10 @@ async fn of_the_reports_of_a_saturated_engine_the_driver_takes_those_that_change
         let load = EngineLoad { kv_use: Some(kv_use), waiting: Some(waiting), running: None };
         endpoint.activity.record_load(&load, now);
     };
-    let is_woken = |harness: &DriverHarness| harness.driver.gates.changed().now_or_never().is_some();
+    let is_woken = |harness: &DriverHarness| harness.driver.platform.gates.changed().now_or_never().is_some();
     let event = |harness: &mut DriverHarness, now| {
         let mut batch = Vec::new();
-        harness.driver.gates.sample(&mut batch, true, now);
+        harness.driver.platform.gates.sample(&mut batch, true, now);
         batch.into_iter().find_map(|event| match event {
             Event::SaturationChanged { limit, .. } => Some(limit.map(|limit| (limit.leases, limit.until))),
             _ => None,
@@ -288,19 +295,19 @@ async fn an_engine_is_saturated_by_the_thresholds_of_its_model_also_after_a_relo
 async fn a_turn_samples_the_gates_that_requests_use_and_no_other() {
     let mut harness = DriverHarness::new(MODELS, 8);
     let leases = |harness: &DriverHarness| {
-        harness.driver.fleet.engine(&EngineId::new(name(3), 0)).map_or(0, |engine| engine.leases)
+        harness.driver.core.fleet().engine(&EngineId::new(name(3), 0)).map_or(0, |engine| engine.leases)
     };
-    assert_eq!((harness.driver.gates.sampled_count(), leases(&harness)), (0, 0));
+    assert_eq!((harness.driver.platform.gates.sampled_count(), leases(&harness)), (0, 0));
     let lease = harness.lease(3);
     harness.turn([]);
-    assert_eq!((harness.driver.gates.sampled_count(), leases(&harness)), (1, 1));
+    assert_eq!((harness.driver.platform.gates.sampled_count(), leases(&harness)), (1, 1));
     drop(lease);
     harness.turn([]);
-    assert_eq!((harness.driver.gates.sampled_count(), leases(&harness)), (0, 0));
+    assert_eq!((harness.driver.platform.gates.sampled_count(), leases(&harness)), (0, 0));
     let again = harness.lease(3);
     harness.turn([]);
     assert_eq!(
-        (harness.driver.gates.sampled_count(), leases(&harness)),
+        (harness.driver.platform.gates.sampled_count(), leases(&harness)),
         (1, 1),
         "a second use is announced too"
     );
@@ -422,6 +429,29 @@ async fn an_order_is_judged_by_all_that_was_heard_before_it() {
     order.await.unwrap().unwrap();
 }
 
+#[tokio::test]
+async fn an_order_behind_more_events_than_a_turn_takes_is_judged_by_all_of_them() {
+    const EVENTS: usize = 3 * MAX_PLATFORM_EVENTS_PER_TURN;
+    let mut harness = DriverHarness::new(1, 1);
+    let (sender, events) = mpsc::channel(EVENTS);
+    harness.driver.events = events;
+    for _ in 1..EVENTS {
+        sender.try_send(Event::GenerationFloor { generation: Generation(1) }).unwrap();
+    }
+    // The model does not exist before this event is processed.
+    sender.try_send(configured(2, 1, 0)).unwrap();
+    let handle = harness.handle.clone();
+    let order = tokio::spawn(async move { handle.submit_order(name(1), OperatorAction::Stop).await });
+    while harness.driver.requests.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    while !order.is_finished() {
+        harness.step().await;
+        tokio::task::yield_now().await;
+    }
+    order.await.unwrap().unwrap();
+}
+
 /// Parks a request. A granted lease is dropped at once.
 fn park_briefly(harness: &DriverHarness) -> tokio::task::JoinHandle<Result<(), Fault>> {
     let (handle, request) = (harness.handle.clone(), harness.request(0));
@@ -431,7 +461,7 @@ fn park_briefly(harness: &DriverHarness) -> tokio::task::JoinHandle<Result<(), F
 #[tokio::test]
 async fn what_waits_for_a_driver_that_is_held_up_is_bounded_and_none_of_it_is_lost() {
     let mut harness = DriverHarness::new(1, 1);
-    let places = harness.driver.fleet.max_waiting() + MAX_IN_TRANSIT;
+    let places = harness.driver.core.fleet().max_waiting() + MAX_IN_TRANSIT;
     let mut parked: Vec<_> = (0..places + 5).map(|_| park_briefly(&harness)).collect();
     while !parked[places..].iter().all(|request| request.is_finished()) {
         tokio::task::yield_now().await;
@@ -476,7 +506,7 @@ async fn what_waits_for_a_driver_that_is_held_up_is_bounded_and_none_of_it_is_lo
 
 #[tokio::test]
 async fn the_places_of_a_crowd_that_has_its_answers_are_all_released_without_a_turn() {
-    const CROWD: usize = 3 * MAX_EVENTS_PER_TURN;
+    const CROWD: usize = 3 * MAX_REQUESTS_PER_TURN;
     let mut harness = DriverHarness::new(1, 1);
     let parked: Vec<_> = (0..CROWD).map(|_| park_briefly(&harness)).collect();
     while harness.driver.requests.len() < CROWD {
@@ -564,7 +594,7 @@ async fn a_gate_that_all_pass_is_moved_by_the_gateway_that_leads() {
     harness.turn([published(PublishedEngineState::Awake)]);
     harness.turn([published(PublishedEngineState::Draining)]);
     assert!(take_calls().is_empty(), "its own gate is nobody else's");
-    harness.driver.gates.sample(&mut harness.batch, false, START);
+    harness.driver.platform.gates.sample(&mut harness.batch, false, START);
     assert!(matches!(harness.batch[..], [Event::Drained { .. }]), "{:?}", harness.batch);
 }
 

@@ -1,14 +1,19 @@
 //! Access control of one request: identifies its key and checks what the key may use.
 
-use std::{rc::Rc, sync::Arc};
+use std::{net::IpAddr, rc::Rc, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, request};
 use rouse::{fault::Fault, model::ModelName, units::Tick};
 use rouse_config::Config;
 
-use super::{RequestHandler, client_text, head, known_headers::KnownHeaders, origin, route::ApiRoute};
-use crate::keys::{self, ApiKey, QuotaCharge, TokenEstimateInput};
+use super::{
+    BodyByteCounter, RequestHandler, client_text, head, known_headers::KnownHeaders, origin, route::ApiRoute,
+};
+use crate::{
+    keys::{self, ApiKey, QuotaCharge, TokenEstimateInput},
+    serve::{RequestPermit, limiter_key},
+};
 
 /// What a request needs from a model.
 pub(super) struct AdmissionRequest<'a> {
@@ -24,6 +29,26 @@ pub(super) struct AdmissionRequest<'a> {
 }
 
 impl RequestHandler {
+    /// Counts a request of a trusted proxy against its client, in the place of a connection. Any other request is
+    /// counted by its connection.
+    pub(super) fn count_client(&self, client: Option<IpAddr>, config: &Config) -> Result<(), Fault> {
+        let Some((client, limiter)) = client.zip(self.socket.proxy_limiter()) else { return Ok(()) };
+        let permit = limiter.admit_request(client, &config.limits).map_err(|refusal| refusal.fault())?;
+        self.context.set_client_permit(permit);
+        Ok(())
+    }
+
+    /// The address that stands for the request's client. `None`: the request came through the admin API.
+    pub(super) fn client_key(&self) -> Option<IpAddr> {
+        let connection = || self.socket.peer().map(|peer| limiter_key(peer.ip()));
+        self.context.client_permit().map(RequestPermit::address).or_else(connection)
+    }
+
+    /// The body bytes held by the request's client.
+    pub(super) fn client_body_bytes(&self) -> Option<Arc<BodyByteCounter>> {
+        self.context.client_permit().map(RequestPermit::body_bytes).or_else(|| self.socket.body_bytes())
+    }
+
     /// Identifies the key of a request. `None`: no keys are configured, or the route needs none.
     pub(super) fn authenticate(
         &self,

@@ -25,7 +25,6 @@ use crate::routing::{
 
 /// The header that names a client's session. Other routers in front of inference servers read it too.
 const SESSION_HEADER: HeaderName = HeaderName::from_static("x-session-id");
-const FORWARDED_FOR_HEADER: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// The path whose responses a later request may continue.
 const RESPONSES_PATH: &str = "/v1/responses";
 
@@ -205,11 +204,6 @@ impl EndpointAttempt {
 /// The hash of the session that the client names.
 pub(super) fn session_hash(headers: &HeaderMap) -> Option<u64> {
     headers.get(SESSION_HEADER).map(|value| openai::stable_hash(value.as_bytes()))
-}
-
-/// The hash of a proxy's `X-Forwarded-For`. Any client can forge this hint, so only turns may depend on it.
-pub(super) fn forwarded_for_hash(headers: &HeaderMap) -> Option<u64> {
-    headers.get(FORWARDED_FOR_HEADER).map(|value| openai::stable_hash(value.as_bytes()))
 }
 
 async fn conversation_key(prefix: &ConversationPrefix, body: &Bytes) -> Option<ConversationKey> {

@@ -11,14 +11,13 @@
 //! A large body does not stall the core: it is parsed and freed off the core. The core only copies incoming data, at most
 //! [`MAX_BYTES_PER_TURN`] at a time.
 //!
-//! The memory of one parked request beside its body, at most and with the default limits: its head (64 KiB, usually
-//! below 2 KiB), hyper's two buffers (16 KiB, grown to 80 KiB by a large body), pipelined data of its client (16 KiB),
-//! its state and its connection's (about 4 KiB): 164 KiB, usually 22 KiB. So 1000 waiting requests hold 164 MiB at most
-//! beside `limits.bodyTotal`.
+//! The memory of one parked request over HTTP/1.1 beside its body, at most and with the default limits: its head (64
+//! KiB, usually below 2 KiB), pipelined data of its client (16 KiB, usually none), its state and its connection's (about
+//! 4 KiB): 84 KiB, usually 6 KiB. So 1000 waiting requests hold 84 MiB at most beside `limits.bodyTotal`.
 
 use std::{
     future::poll_fn,
-    io, mem,
+    mem,
     pin::{Pin, pin},
     sync::{
         Arc,
@@ -36,10 +35,16 @@ use rouse::{
     fault::{DisconnectPhase, Fault},
     units::{self, Bytes as Size},
 };
-use rouse_net::{openai::routing_fields::MAX_ON_CORE_BYTES as LARGE, yield_to_reactor};
+use rouse_net::{
+    openai::routing_fields::MAX_ON_CORE_BYTES as LARGE, server::RequestBodyError, yield_to_reactor,
+};
 use tokio::{runtime::Handle, time::Instant};
 
 use rouse_config::ApiLimits;
+
+mod client_body;
+
+pub(crate) use client_body::ClientBody;
 
 /// The window over which a body must keep up with `limits.bodyRate`.
 const RATE_WINDOW: Duration = Duration::from_secs(5);
@@ -298,14 +303,18 @@ impl Drop for BodyBytesGuard {
 /// Maps a body error: a body that ends early or is reset by HTTP/2 is a disconnect, and an undecodable body is a bad
 /// request.
 fn body_error_fault(error: &(dyn std::error::Error + 'static)) -> Fault {
-    let garbled = std::iter::successors(Some(error), |e| e.source()).any(|e| {
-        e.downcast_ref::<io::Error>()
-            .is_some_and(|io| matches!(io.kind(), io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput))
+    let malformed = std::iter::successors(Some(error), |e| e.source()).find_map(|e| {
+        match e.downcast_ref::<RequestBodyError>() {
+            Some(RequestBodyError::Malformed(reason)) => Some(*reason),
+            Some(RequestBodyError::Disconnected) | None => None,
+        }
     });
-    if garbled {
-        Fault::InvalidRequest { message: "cannot read the body: its framing is broken".into(), param: None }
-    } else {
-        Fault::ClientDisconnected { phase: DisconnectPhase::Connecting }
+    match malformed {
+        Some(reason) => Fault::InvalidRequest {
+            message: format!("cannot read the body: its framing is broken: {reason}"),
+            param: None,
+        },
+        None => Fault::ClientDisconnected { phase: DisconnectPhase::Connecting },
     }
 }
 

@@ -1,4 +1,4 @@
-//! Refuses requests that hyper accepts but that another HTTP parser could read differently.
+//! Refuses requests that the connection accepts but that another HTTP parser could read differently.
 //!
 //! An accepted request cannot be forwarded wrongly, since the gateway writes the engine's request anew, with a length
 //! of its own. But a proxy in front of the gateway may have parsed a different request, and a loud error gets that

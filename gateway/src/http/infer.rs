@@ -4,7 +4,6 @@ use std::{borrow::Cow, net::IpAddr, rc::Rc, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, Response};
-use hyper::body::Incoming;
 use rouse::{
     fault::Fault,
     units::{Millis, Tick},
@@ -20,7 +19,7 @@ use super::{
     RequestHandler,
     access::AdmissionRequest,
     affinity,
-    body::{self, BodyBytesGuard, ChargedBodyCounters},
+    body::{self, BodyBytesGuard, ChargedBodyCounters, ClientBody},
     client_text,
     engine_request::EngineRequest,
     response_body::{
@@ -44,7 +43,7 @@ pub(super) struct PendingRequest {
     /// Whether the head has a `Connection` header, which may name any other header.
     pub(super) has_connection_header: bool,
     pub(super) headers: HeaderMap,
-    pub(super) body: Incoming,
+    pub(super) body: ClientBody,
     pub(super) key: Option<Arc<ApiKey>>,
     pub(super) config: Arc<Config>,
 }
@@ -78,7 +77,7 @@ impl RequestHandler {
         }
         let counters = ChargedBodyCounters {
             total: Arc::clone(&self.worker.server.body_bytes),
-            address: self.socket.body_bytes(),
+            address: self.client_body_bytes(),
             key: key.as_ref().map(|key| Arc::clone(&key.body_bytes)),
         };
         let (body, charge) = match body::read(body, &config.limits, counters).await {
@@ -178,7 +177,7 @@ impl RequestHandler {
 
     /// The hash that identifies the client for turns and idle protection. 0: nothing identifies the client.
     fn client_hash(&self, key: Option<&ApiKey>, head: &RoutingFields<'_>, headers: &HeaderMap) -> u64 {
-        let address = || match self.socket.peer().map(|peer| peer.ip()) {
+        let address = || match self.client_key() {
             Some(IpAddr::V4(address)) => openai::stable_hash(&address.octets()),
             Some(IpAddr::V6(address)) => openai::stable_hash(&address.octets()),
             None => 0,
@@ -187,7 +186,6 @@ impl RequestHandler {
             .or(head.user_hash)
             .or_else(|| affinity::session_hash(headers))
             .or(head.session_hash)
-            .or_else(|| affinity::forwarded_for_hash(headers))
             .unwrap_or_else(address)
     }
 

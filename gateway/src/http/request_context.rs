@@ -28,6 +28,7 @@ use crate::{
     driver::{ColdStart, QuotedWait, WaitBreakdown},
     http::active_requests::{ActiveRequest, ActiveRequestGuard},
     metrics::{KeyMetrics, ModelMetrics},
+    serve::RequestPermit,
     telemetry::{RequestOutcome, RequestRecorder, TRACEPARENT, TRACESTATE},
 };
 
@@ -101,6 +102,8 @@ pub(crate) struct RequestContext {
     tokens: Cell<u64>,
     /// The request's place among those that its core is serving, once its model is known.
     active: OnceCell<ActiveRequestGuard>,
+    /// The request's permit among its client's, if a trusted proxy sent the request.
+    client_permit: OnceCell<Box<RequestPermit>>,
     status: Cell<Option<u16>>,
     code: Cell<Option<&'static str>>,
     wait: Cell<Option<WaitBreakdown>>,
@@ -145,6 +148,7 @@ impl RequestContext {
             phase_began: Cell::new(arrived),
             tokens: Cell::new(0),
             active: OnceCell::new(),
+            client_permit: OnceCell::new(),
             status: Cell::new(None),
             code: Cell::new(None),
             wait: Cell::new(None),
@@ -227,6 +231,16 @@ impl RequestContext {
     /// Keeps the request's place among those that its core is serving.
     pub(super) fn set_active(&self, active: ActiveRequestGuard) {
         self.active.set(active).unwrap_or_default();
+    }
+
+    /// Keeps the request's permit among its client's.
+    pub(super) fn set_client_permit(&self, permit: RequestPermit) {
+        self.client_permit.set(Box::new(permit)).unwrap_or_default();
+    }
+
+    /// The request's permit among its client's. `None`: the connection counts instead.
+    pub(super) fn client_permit(&self) -> Option<&RequestPermit> {
+        self.client_permit.get().map(AsRef::as_ref)
     }
 
     /// Records the tokens of the answer so far.

@@ -5,9 +5,9 @@
 //! take for model output, and becomes the second when the engine responds. After the head, a failure can only be an
 //! error event. No `[DONE]` follows and the connection is cut, so no client takes half a response for a complete one.
 //!
-//! A client that reads nothing pins an engine. hyper polls for the next frame only when it could write the last one, so
-//! the time between a handed-over frame and the next poll is the time of the stall. On HTTP/2, written parts of a frame
-//! count as progress too (`tracked_bytes`).
+//! A client that reads nothing pins an engine. A connection polls for the next frame only when it could write the last
+//! one, so the time between a handed-over frame and the next poll is the time of the stall. On HTTP/2, written parts of
+//! a frame count as progress too (`tracked_bytes`).
 //!
 //! This file has the body of every form; `streaming` has the second and the third.
 
@@ -23,9 +23,9 @@ use http::Response;
 use http_body::{Body, Frame, SizeHint};
 use rouse::fault::Fault;
 use rouse_net::{
-    downstream,
     lease::Gate,
     relay::{RelayBody, ScratchFrame},
+    server::ScratchBody,
 };
 use tokio::time::Instant;
 
@@ -79,11 +79,6 @@ impl ClientResponseBody {
             *text = None;
         }
         self
-    }
-
-    /// Whether the body is a stream or a relayed response and not the gateway's own text.
-    pub(crate) const fn is_streaming(&self) -> bool {
-        matches!(self.content, ResponseContent::Streaming(_))
     }
 
     pub(crate) fn streaming(streaming_body: Rc<StreamingBody>, exchange: ConnectionExchangeGuard) -> Self {
@@ -168,7 +163,7 @@ impl Body for ClientResponseBody {
     }
 }
 
-impl downstream::ScratchBody for ClientResponseBody {
+impl ScratchBody for ClientResponseBody {
     fn uses_scratch(&self) -> bool {
         matches!(&self.content, ResponseContent::Streaming(live) if matches!(*live.state.borrow(), StreamingState::Relayed(_)))
     }
@@ -182,7 +177,7 @@ impl Drop for ClientResponseBody {
     fn drop(&mut self) {
         let ended_at = match &self.content {
             ResponseContent::Text(_) => None,
-            // hyper stops polling once a body reports its end, and never polls the body of a response to HEAD.
+            // A connection stops polling once a body reports its end, and never polls the body of a response to HEAD.
             ResponseContent::Streaming(streaming_body) if self.is_end_stream() => {
                 streaming_body.ended_at.get()
             }

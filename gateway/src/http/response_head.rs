@@ -2,30 +2,17 @@
 
 use http::{HeaderMap, HeaderValue, Response, header};
 use rouse::{fault::Fault, fleet::quote::WaitRange};
-use rouse_net::{openai, relay::headers::REQUEST_ID};
+use rouse_net::{openai, relay::headers::REQUEST_ID, server::last_response::last_response_bytes};
 
 use super::{WorkerContext, request_context::RequestContext, response_body::ClientResponseBody};
 use crate::driver::{ColdStart, WaitBreakdown};
 
 /// Renders a refusal for a connection on which no request could be read.
 pub(crate) fn error_response_bytes(worker: &WorkerContext, fault: &Fault) -> Vec<u8> {
-    let response = openai::error::response(fault, openai::ApiSchema::OpenAi);
     let body = openai::error::body(fault, openai::ApiSchema::OpenAi);
-    let status = response.status();
-    let reason = status.canonical_reason().unwrap_or("");
-    let mut bytes = format!("HTTP/1.1 {} {reason}\r\n", status.as_str()).into_bytes();
-    for (name, value) in response.headers() {
-        for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
-            bytes.extend_from_slice(part);
-        }
-    }
-    bytes.extend_from_slice(REQUEST_ID.as_str().as_bytes());
-    bytes.extend_from_slice(b": ");
-    bytes.extend_from_slice(worker.ids.keep_or_make(None).as_bytes());
-    let rest = format!("\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
-    bytes.extend_from_slice(rest.as_bytes());
-    bytes.extend_from_slice(&body);
-    bytes
+    let mut response = openai::error::response(fault, openai::ApiSchema::OpenAi).map(|_| body);
+    response.headers_mut().insert(REQUEST_ID, worker.ids.keep_or_make(None));
+    last_response_bytes(&response)
 }
 
 /// The head of a stream that has no data yet.

@@ -411,6 +411,7 @@ fn config() -> Config {
             metrics_open: true,
             tls: false,
         },
+        proxies: rouse_config::TrustedProxies::default(),
         tls: None,
         cors: rouse_config::CorsConfig::default(),
         core: FleetConfig {
@@ -428,7 +429,6 @@ fn config() -> Config {
             grace: Millis(200),
             heartbeat: Millis(100),
             responses_heartbeat_events: false,
-            bypass_hyper: take_over(),
         },
         timeouts: rouse_config::RequestTimeouts {
             connect: Millis::secs(2),
@@ -474,10 +474,4 @@ fn config() -> Config {
 pub(crate) fn change_model(config: &mut Config, change: impl FnOnce(&mut rouse_config::EngineConfig)) {
     let model = config.engines.get_mut(MODEL).unwrap();
     change(Arc::make_mut(model));
-}
-
-/// Selects the downstream implementation: `ROUSE_TAKE_OVER=false` or `true`, by default `true`. All tests pass with
-/// both.
-fn take_over() -> bool {
-    std::env::var("ROUSE_TAKE_OVER").map_or(true, |asked| asked == "true")
 }

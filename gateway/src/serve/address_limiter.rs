@@ -8,7 +8,10 @@ use std::{
 };
 
 use pingora_limits::rate::Rate;
-use rouse::units::Millis;
+use rouse::{
+    fault::{Fault, WaitDetails},
+    units::Millis,
+};
 use rouse_config::ApiLimits;
 
 use crate::http::BodyByteCounter;
@@ -16,13 +19,13 @@ use crate::http::BodyByteCounter;
 /// The period over which offences are counted.
 const OFFENCE_WINDOW: Duration = Duration::from_secs(10);
 
-/// The connections and offences of client addresses, over all cores. Checked when a connection opens or closes, not per
-/// request.
+/// The connections and offences of client addresses, over all cores. Checked when a connection opens or closes, and per
+/// request only behind a trusted proxy, whose connections carry the requests of many clients.
 ///
 /// Connections are counted exactly. Offences are counted by an estimator of fixed size, which many addresses cannot
 /// fill. It may count too many for an address, never too few. The first 64 bits of an IPv6 address identify a client,
 /// because the owner of such a network owns all addresses in it.
-pub(super) struct AddressLimiter {
+pub(crate) struct AddressLimiter {
     open: Mutex<HashMap<IpAddr, AddressUsage>>,
     offences: Rate,
 }
@@ -42,6 +45,9 @@ pub(super) struct ConnectionPermit {
     limiter: Arc<AddressLimiter>,
 }
 
+/// The permit of one request that a trusted proxy sent, counted as a connection of its client until its drop.
+pub(crate) struct RequestPermit(ConnectionPermit);
+
 /// A handle of one connection to the counters of its address.
 #[derive(Clone)]
 pub(crate) struct AddressUsageHandle {
@@ -50,21 +56,36 @@ pub(crate) struct AddressUsageHandle {
     limiter: Arc<AddressLimiter>,
 }
 
-/// Why an address gets no further connection now.
+/// What an address has too many of, so that it gets no further connection now, or no further request through a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum ConnectionRefusal {
+pub(crate) enum ConnectionRefusal {
     #[error("too many connections from this address (limits.connectionsPerAddress)")]
-    TooManyConnections,
+    Connections,
+    #[error(
+        "too many requests at a time from this address, each of which counts as a connection \
+         (limits.connectionsPerAddress)"
+    )]
+    Requests,
     #[error("too many invalid requests or handshakes from this address (limits.offencesPerAddress)")]
-    TooManyOffences,
+    Offences,
 }
 
 impl ConnectionRefusal {
+    /// The error that the client gets.
+    pub(crate) fn fault(self) -> Fault {
+        let wait = WaitDetails {
+            waited_for: self.to_string(),
+            retry_after: Some(self.retry_after()),
+            ..WaitDetails::default()
+        };
+        Fault::QueueFull { message: self.to_string(), wait }
+    }
+
     /// When a retry makes sense.
-    pub(super) const fn retry_after(self) -> Millis {
+    const fn retry_after(self) -> Millis {
         match self {
-            Self::TooManyConnections => Millis::secs(1),
-            Self::TooManyOffences => Millis(OFFENCE_WINDOW.as_millis() as u64),
+            Self::Connections | Self::Requests => Millis::secs(1),
+            Self::Offences => Millis(OFFENCE_WINDOW.as_millis() as u64),
         }
     }
 }
@@ -90,16 +111,44 @@ impl AddressLimiter {
             let now = self.offences.observe(&address, 0) as f64;
             let before = self.offences.rate(&address) * OFFENCE_WINDOW.as_secs_f64();
             if now.max(before) > most {
-                return Err(ConnectionRefusal::TooManyOffences);
+                return Err(ConnectionRefusal::Offences);
             }
         }
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let open = open.entry(address).or_default();
         if open.connections >= limits.connections_per_address {
-            return Err(ConnectionRefusal::TooManyConnections);
+            return Err(ConnectionRefusal::Connections);
         }
         open.connections += 1;
         Ok(ConnectionPermit { address, body_bytes: Arc::clone(&open.body_bytes), limiter: Arc::clone(self) })
+    }
+
+    /// Counts a request of this client as one of its connections. The limits are those of connections.
+    pub(crate) fn admit_request(
+        self: &Arc<Self>,
+        client: IpAddr,
+        limits: &ApiLimits,
+    ) -> Result<RequestPermit, ConnectionRefusal> {
+        self.admit(client, limits).map(RequestPermit).map_err(|refusal| match refusal {
+            ConnectionRefusal::Connections => ConnectionRefusal::Requests,
+            other => other,
+        })
+    }
+}
+
+impl RequestPermit {
+    /// The address that stands for the client ([`limiter_key`]).
+    pub(crate) const fn address(&self) -> IpAddr {
+        self.0.address
+    }
+
+    /// The body bytes held by the client's address.
+    pub(crate) fn body_bytes(&self) -> Arc<BodyByteCounter> {
+        Arc::clone(&self.0.body_bytes)
+    }
+
+    pub(crate) fn record_offence(&self) {
+        self.0.usage_handle().record_offence();
     }
 }
 
@@ -135,7 +184,8 @@ impl Drop for ConnectionPermit {
     }
 }
 
-fn limiter_key(address: IpAddr) -> IpAddr {
+/// The address that stands for a client: its IPv4 address, or the first 64 bits of its IPv6 address.
+pub(crate) fn limiter_key(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (!0 << 64)).into(),
@@ -156,11 +206,29 @@ mod tests {
         let addresses = Arc::<AddressLimiter>::default();
         let here: IpAddr = "10.0.0.1".parse().unwrap();
         let place = addresses.admit(here, &limits(1, 0)).unwrap();
-        assert_eq!(addresses.admit(here, &limits(1, 0)).err(), Some(ConnectionRefusal::TooManyConnections));
+        assert_eq!(addresses.admit(here, &limits(1, 0)).err(), Some(ConnectionRefusal::Connections));
         assert!(addresses.admit(here, &limits(2, 0)).is_ok(), "a limit that was raised holds at once");
         assert!(addresses.admit("10.0.0.2".parse().unwrap(), &limits(1, 0)).is_ok());
         drop(place);
         assert!(addresses.admit(here, &limits(1, 0)).is_ok());
+    }
+
+    #[test]
+    fn a_request_through_a_proxy_counts_as_a_connection_of_its_client() {
+        let addresses = Arc::<AddressLimiter>::default();
+        let (here, there) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let connection = addresses.admit(here, &limits(2, 0)).unwrap();
+        let request = addresses.admit_request(here, &limits(2, 0)).unwrap();
+        assert!(Arc::ptr_eq(&request.body_bytes(), &connection.usage_handle().body_bytes()));
+        let refusal = addresses.admit_request(here, &limits(2, 0)).err();
+        assert_eq!(refusal, Some(ConnectionRefusal::Requests));
+        assert!(addresses.admit_request(there, &limits(2, 0)).is_ok());
+        drop(request);
+        let request = addresses.admit_request(here, &limits(2, 2)).unwrap();
+        (0..3).for_each(|_| request.record_offence());
+        let refusal = addresses.admit_request(here, &limits(9, 2)).err();
+        assert_eq!(refusal, Some(ConnectionRefusal::Offences));
+        assert!(addresses.admit_request(there, &limits(2, 2)).is_ok());
     }
 
     #[test]
@@ -183,8 +251,8 @@ mod tests {
             assert!(addresses.admit(here, &limits(9, 3)).is_ok());
             place.usage_handle().record_offence();
         }
-        assert_eq!(addresses.admit(here, &limits(9, 3)).err(), Some(ConnectionRefusal::TooManyOffences));
-        assert_eq!(ConnectionRefusal::TooManyOffences.retry_after(), Millis::secs(10));
+        assert_eq!(addresses.admit(here, &limits(9, 3)).err(), Some(ConnectionRefusal::Offences));
+        assert_eq!(ConnectionRefusal::Offences.retry_after(), Millis::secs(10));
         assert!(addresses.admit(here, &limits(9, 0)).is_ok(), "0 switches it off");
         assert!(addresses.admit(there, &limits(9, 3)).is_ok());
     }

@@ -11,7 +11,7 @@ use arc_swap::ArcSwap;
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rouse_config::Config;
-use rouse_net::{downstream::StallTrackingTcp, fd_limit};
+use rouse_net::{fd_limit, server::StallTrackingTcp};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},

@@ -16,10 +16,9 @@ use std::{
     time::Duration,
 };
 
-use rouse::fault::{Fault, WaitDetails};
 use rouse_net::{openai, tcp::Tcp};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     runtime::{LocalOptions, LocalRuntime},
     sync::{
@@ -31,9 +30,10 @@ use tokio::{
 
 use super::{
     Error, ShutdownStage,
-    address_limiter::{AddressLimiter, ConnectionPermit, ConnectionRefusal},
+    address_limiter::{AddressLimiter, ConnectionRefusal},
     api_workers::{ApiWorkers, WorkerTask},
     balance::{CoreConnectionGuard, CoreLoadHandle, CoreLoads},
+    client_address::{ConnectionSource, UnknownSource},
     connection,
     listener::{self, BoundSockets},
     socket::ClientSocket,
@@ -74,7 +74,7 @@ const MAX_MOVED_CONNECTIONS: usize = 1024;
 struct MovedConnection {
     stream: std::net::TcpStream,
     peer: SocketAddr,
-    permit: ConnectionPermit,
+    source: ConnectionSource,
     core_guard: CoreConnectionGuard,
 }
 
@@ -386,10 +386,10 @@ impl WorkerConnections {
             return;
         };
         let (better, way) = way;
-        let Some((stream, permit)) = self.admit(stream, peer) else { return };
+        let Some((stream, source)) = self.admit(stream, peer) else { return };
         // Deregister from this core's poller; this cannot fail while nothing else holds the socket.
         let Ok(stream) = stream.into_std() else { return };
-        let moved = MovedConnection { stream, peer, permit, core_guard: self.loads.add_connection(better) };
+        let moved = MovedConnection { stream, peer, source, core_guard: self.loads.add_connection(better) };
         match way.try_send(moved) {
             Ok(()) => self.worker.server.metrics_sink.connection_moved(),
             Err(refused) => {
@@ -402,28 +402,28 @@ impl WorkerConnections {
     }
 
     fn serve_here(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr, stage: ShutdownStage) {
-        if let Some((stream, permit)) = self.admit(stream, peer) {
-            self.serve(stream, peer, (permit, self.loads.add_connection(self.core_index)), stage);
+        if let Some((stream, source)) = self.admit(stream, peer) {
+            self.serve(stream, peer, (source, self.loads.add_connection(self.core_index)), stage);
         }
     }
 
     /// Serves a connection that another core accepted.
     fn serve_moved(
         self: &Rc<Self>,
-        MovedConnection { stream, peer, permit: place, core_guard: seat }: MovedConnection,
+        MovedConnection { stream, peer, source, core_guard }: MovedConnection,
         stage: ShutdownStage,
     ) {
         match TcpStream::from_std(stream) {
-            Ok(stream) => self.serve(stream, peer, (place, seat), stage),
+            Ok(stream) => self.serve(stream, peer, (source, core_guard), stage),
             Err(error) => tracing::warn!(%error, "connection lost while moving to another core"),
         }
     }
 
-    /// Takes a permit for the connection, or rejects it.
-    fn admit(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr) -> Option<(TcpStream, ConnectionPermit)> {
-        let limits = self.worker.server.config.load().limits;
-        match self.address_limiter.admit(peer.ip(), &limits) {
-            Ok(permit) => stream.set_nodelay(true).is_ok().then_some((stream, permit)),
+    /// Finds what the connection counts against, or rejects it.
+    fn admit(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr) -> Option<(TcpStream, ConnectionSource)> {
+        let config = self.worker.server.config.load();
+        match ConnectionSource::accepted(peer, &config, &self.address_limiter) {
+            Ok(source) => stream.set_nodelay(true).is_ok().then_some((stream, source)),
             Err(refused) => {
                 tracing::debug!(%peer, "connection rejected: {refused}");
                 self.reject(stream, refused);
@@ -436,24 +436,29 @@ impl WorkerConnections {
         self: &Rc<Self>,
         stream: impl Into<Tcp>,
         peer: SocketAddr,
-        (permit, core_guard): (ConnectionPermit, CoreConnectionGuard),
+        (source, core_guard): (ConnectionSource, CoreConnectionGuard),
         stage: ShutdownStage,
     ) {
         let socket = ClientSocket::new(stream, stage);
         socket.set_peer(peer);
-        socket.set_address_usage(permit.usage_handle());
-        self.spawn(socket, (permit, core_guard));
+        source.register(&socket, &self.address_limiter);
+        self.spawn(socket, source, core_guard);
     }
 
     /// Serves a connection from the admin API. It has no address, whose limits could hold for it, and no TLS.
     fn serve_operator(self: &Rc<Self>, stream: TcpStream) {
         let socket = ClientSocket::new(stream, ShutdownStage::Serving);
         socket.set_operator_key(self.worker.server.operator_key());
-        self.spawn(socket, self.loads.add_connection(self.core_index));
+        self.spawn(socket, ConnectionSource::Operator, self.loads.add_connection(self.core_index));
     }
 
-    /// Serves the connection on a task of its own. `held`: what the connection holds until its end.
-    fn spawn<T: 'static>(self: &Rc<Self>, socket: Rc<ClientSocket>, held: T) {
+    /// Serves the connection on a task of its own.
+    fn spawn(
+        self: &Rc<Self>,
+        socket: Rc<ClientSocket>,
+        source: ConnectionSource,
+        core_guard: CoreConnectionGuard,
+    ) {
         let number = self.next_id.replace(self.next_id.get() + 1);
         socket.set_core_load(Rc::clone(&self.core_load));
         self.open.borrow_mut().insert(number, Rc::clone(&socket));
@@ -462,9 +467,19 @@ impl WorkerConnections {
         tokio::task::spawn_local(async move {
             let from_operator = socket.operator_key().is_some();
             let handshakes = connections.handshakes.as_deref().filter(|_| !from_operator);
-            connection::serve(&connections.worker, &socket, handshakes).await;
+            let source = source.resolve(&connections.worker, &connections.address_limiter, &socket).await;
+            match &source {
+                Ok(_) => connection::serve(&connections.worker, &socket, handshakes).await,
+                Err(UnknownSource::Refused(refusal)) => {
+                    tracing::debug!(peer = ?socket.peer(), "connection rejected: {refusal}");
+                    if let Some(wire) = socket.take_wire() {
+                        connections.reject(wire, *refusal);
+                    }
+                }
+                Err(UnknownSource::NoHeader) => {}
+            }
             drop(socket);
-            drop(held);
+            drop((source, core_guard));
             connections.worker.server.metrics_sink.add_connections(-1);
             connections.open.borrow_mut().remove(&number);
             connections.connection_ended.notify_waiters();
@@ -472,17 +487,16 @@ impl WorkerConnections {
     }
 
     /// Sends the reason, only in cleartext and only to a few at a time: a flood of connections deserves no more effort.
-    fn reject(self: &Rc<Self>, mut stream: TcpStream, refusal: ConnectionRefusal) {
+    fn reject(
+        self: &Rc<Self>,
+        mut stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
+        refusal: ConnectionRefusal,
+    ) {
         if self.handshakes.is_some() || self.rejecting.get() >= MAX_REJECTED_CONNECTIONS {
             return;
         }
         self.rejecting.set(self.rejecting.get() + 1);
-        let wait = WaitDetails {
-            waited_for: refusal.to_string(),
-            retry_after: Some(refusal.retry_after()),
-            ..WaitDetails::default()
-        };
-        let fault = Fault::QueueFull { message: refusal.to_string(), wait };
+        let fault = refusal.fault();
         self.worker.server.metrics_sink.connection_rejected(openai::error::status(&fault).as_u16());
         let answer = http::error_response_bytes(&self.worker, &fault);
         let connections = Rc::clone(self);

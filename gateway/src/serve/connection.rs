@@ -1,8 +1,11 @@
 //! One client's connection, from its first byte until the gateway can write nothing more to it.
 //!
-//! The task here owns hyper's connection and watches the socket beside it. After each poll of hyper it checks whether
-//! the client has disconnected. One timer, set as rarely as possible, checks every condition that must not last (a slow
-//! head, idleness, a client that reads nothing). When one of them ends the connection, hyper's side is dropped, and
+//! `api.rs` accepted the connection and gave it a task. Here the task finds out which protocol the client speaks, and
+//! drives the connection: our own loop for HTTP/1.1 ([`Http1Connection`]), hyper for HTTP/2. Both call
+//! [`crate::http::serve`] for each request.
+//!
+//! One timer, set as rarely as possible, checks every condition that must not last (a slow head, idleness, a client
+//! that reads nothing). When one of them ends the connection, or the client disconnects, the connection is dropped, and
 //! with it every future and body that served the client. An exchange is cancelled in no other way.
 
 use std::{
@@ -13,31 +16,34 @@ use std::{
     pin::{Pin, pin},
     rc::Rc,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
-use http::{HeaderValue, Request, Response, Version, header};
+use http::{HeaderValue, Request, Response, header};
 use hyper::{
     body::Incoming,
-    server::conn::{http1, http2},
+    server::conn::http2,
     service::{HttpService, service_fn},
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rouse::fault::Fault;
 use rouse_config::ApiLimits;
 use rouse_net::{
-    downstream::{Http1Connection, RawResponseSlot, bypass},
     openai,
+    server::{
+        HeadRefusal, Http1Connection, Http1End, Http1Limits, Http1Phase, Http1RequestBody, ServerIo as _,
+        deadlines::IdleState, last_response,
+    },
 };
 use tokio::time::Instant;
 
 use super::{
     ShutdownStage,
-    socket::{ClientSocket, HyperIo, IdleState},
+    socket::{ClientSocket, HyperIo},
     tls::{self, HandshakeOutcome, HandshakePool},
 };
-use crate::http::{self as api, WorkerContext, response_body::ClientResponseBody};
+use crate::http::{self as api, ClientBody, WorkerContext, response_body::ClientResponseBody};
 
 mod deadlines;
 
@@ -48,22 +54,32 @@ const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const TIMER_GRANULARITY: Duration = Duration::from_secs(1);
 /// The longest stall of a client while its engine drains, and of a handshake while the gateway drains.
 const MAX_STALL_WHILE_DRAINING: Duration = Duration::from_secs(5);
+/// The most headers of a request over HTTP/1.1.
+const MAX_HEADERS: usize = 100;
 /// The most concurrent exchanges on one HTTP/2 connection.
 const MAX_CONCURRENT_STREAMS: u32 = 256;
 /// The most streams that a client may reset before they are accepted; beyond, its connection ends. Half of
 /// [`MAX_CONCURRENT_STREAMS`]: a client that cancels a whole batch is not a flood.
 const MAX_PENDING_RESETS: usize = 128;
-/// How long a refused client may continue to send its request, and how long it may pause.
-const LINGER_TIMEOUT: Duration = Duration::from_secs(30);
-const LINGER_IO_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long an idle connection's end may take: under TLS the client gets a close notification.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a connection is over.
 enum ConnectionEnd {
     /// The connection broke, or the gateway drained, before the client sent anything: there is nothing to answer.
     NotStarted,
-    /// hyper has finished: either side closed the connection, or it broke.
-    Closed,
+    /// Either side closed the connection in order. `request_unread`: the client may still be sending the body of its
+    /// last request.
+    Closed {
+        request_unread: bool,
+    },
+    /// The connection broke, or a response was cut off.
+    Broken,
     ClientLeft,
+    /// The client violated HTTP/2.
+    Http2Violation,
+    /// The next request's head cannot be served, and nothing was written for it.
+    Refused(HeadRefusal),
     /// The first or next head did not arrive in time.
     SlowHead,
     Idle,
@@ -188,8 +204,8 @@ async fn detect_protocol(
         // From here on an HTTP/1.1 text has no place on the connection.
         socket.set_multiplexed();
     }
-    // Wait for data even where only HTTP/1.1 is possible: once the gateway drains, hyper closes a connection that has
-    // sent nothing yet, and the first request may be on its way.
+    // Wait for data even where only HTTP/1.1 is possible: once the gateway drains, a connection that has sent nothing
+    // yet is closed, and the first request may be on its way.
     match (poll_fn(|cx| socket.poll_starts_with(cx, HTTP2_PREFACE)).await?, agreed) {
         (_, Some(false)) | (false, None) => Ok(DetectedProtocol::Http1),
         (true, _) => Ok(DetectedProtocol::Http2),
@@ -201,31 +217,27 @@ async fn detect_protocol(
 }
 
 async fn http1(worker: &Rc<WorkerContext>, socket: &Rc<ClientSocket>, limits: &ApiLimits) -> ConnectionEnd {
-    let slot = RawResponseSlot::new(Rc::clone(socket), worker.pool.clone(), Rc::clone(&worker.dates));
-    let hyper = || {
-        let service = service(worker, socket, Some(&slot));
-        Box::new(http1_settings(limits).serve_connection(TokioIo::new(socket.io()), service))
+    let http1_limits = Http1Limits {
+        max_head_bytes: usize::try_from(limits.header.0).unwrap_or(usize::MAX),
+        max_headers: MAX_HEADERS,
+        ..Http1Limits::default()
     };
-    drive(&mut Http1Connection::new(Rc::clone(&slot), hyper), socket, limits).await
-}
-
-/// Built again for each new hyper connection, so that an open stream keeps no memory for it.
-fn http1_settings(limits: &ApiLimits) -> http1::Builder {
-    // Room for a head of the largest size; bodies pass frame by frame and never fill it.
-    let room = usize::try_from(limits.header.0).unwrap_or(usize::MAX).max(8 << 10);
-    let mut builder = http1::Builder::new();
-    builder
-        // The task below measures from the first byte of a head; hyper's timeout would also end idle connections.
-        .header_read_timeout(None)
-        .max_header_size(room)
-        .max_buf_size(room.saturating_add(8 << 10))
-        .writev(false);
-    builder
+    let (pool, dates) = (worker.pool.clone(), Rc::clone(&worker.dates));
+    let (peer, core) = (Rc::clone(socket), Rc::clone(worker));
+    let service = move |request: Request<Http1RequestBody<ClientSocket>>| {
+        respond(&core, &peer, request.map(ClientBody::Http1))
+    };
+    let mut connection = Http1Connection::new(Rc::clone(socket), service, http1_limits, pool, dates);
+    drive(&mut connection, socket, limits).await
 }
 
 async fn http2(worker: &Rc<WorkerContext>, socket: &Rc<ClientSocket>, limits: &ApiLimits) -> ConnectionEnd {
     socket.set_multiplexed();
-    let service = service(worker, socket, None);
+    let (peer, core) = (Rc::clone(socket), Rc::clone(worker));
+    let service = service_fn(move |request: Request<Incoming>| {
+        let response = respond(&core, &peer, request.map(ClientBody::Http2));
+        async move { Ok::<_, Infallible>(response.await) }
+    });
     let connection = http2::Builder::new(LocalExecutor)
         .timer(TokioTimer::new())
         .max_header_list_size(u32::try_from(limits.header.0).unwrap_or(u32::MAX))
@@ -237,54 +249,33 @@ async fn http2(worker: &Rc<WorkerContext>, socket: &Rc<ClientSocket>, limits: &A
     drive(&mut Box::pin(connection), socket, limits).await
 }
 
-/// The service that answers a connection's requests. `slot`: the slot in which a response is left for the connection's
-/// task to take over; HTTP/2 has none.
-fn service(
+/// Answers one request of either protocol. The head is handled before the returned future is polled.
+fn respond(
     worker: &Rc<WorkerContext>,
     socket: &Rc<ClientSocket>,
-    slot: Option<&Rc<RawResponseSlot<ClientSocket, ClientResponseBody>>>,
-) -> impl hyper::service::Service<
-    Request<Incoming>,
-    Response = Response<ClientResponseBody>,
-    Error = Infallible,
-    Future = impl Future<Output = Result<Response<ClientResponseBody>, Infallible>> + 'static,
-> + 'static {
-    let (worker, socket, slot) = (Rc::clone(worker), Rc::clone(socket), slot.map(Rc::clone));
-    service_fn(move |request| {
-        let slot = slot.as_ref().and_then(|slot| {
-            let follows =
-                worker.server.config.load().stream.bypass_hyper && bypass::accepts_chunked(&request);
-            follows.then(|| (Rc::clone(slot), bypass::has_connection_close(request.headers())))
-        });
-        let old = request.version() == Version::HTTP_10;
-        let answer = api::serve(&worker, &socket, request);
-        let socket = Rc::clone(&socket);
-        async move {
-            let mut answer = answer.await;
-            if socket.stage() > ShutdownStage::Serving && !socket.is_multiplexed() {
-                answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-            }
-            if old {
-                bypass::mark_http10_close(&mut answer);
-            }
-            match slot {
-                Some((slot, closes)) if answer.body().is_streaming() && bypass::needs_chunking(&answer) => {
-                    slot.put(answer, closes);
-                    std::future::pending().await
-                }
-                _ => Ok(answer),
-            }
+    request: Request<ClientBody>,
+) -> impl Future<Output = Response<ClientResponseBody>> + use<> {
+    let response = api::serve(worker, socket, request);
+    let socket = Rc::clone(socket);
+    async move {
+        let mut response = response.await;
+        if socket.stage() > ShutdownStage::Serving && !socket.is_multiplexed() {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
-    })
+        response
+    }
 }
 
 /// A connection with a known protocol.
 trait ServerConnection {
     /// Ready when the connection is over.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<hyper::Result<()>>;
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEnd>;
 
     /// Ends the connection once running exchanges are done.
     fn close(&mut self);
+
+    /// Reports whether a part of the next request's head has arrived. HTTP/2 has no deadline for that.
+    fn is_reading_head(&self) -> bool;
 }
 
 impl<S> ServerConnection for Pin<Box<http2::Connection<TokioIo<HyperIo>, S, LocalExecutor>>>
@@ -292,59 +283,73 @@ where
     S: HttpService<Incoming, ResBody = ClientResponseBody, Error = Infallible>,
     S::Future: 'static,
 {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<hyper::Result<()>> {
-        Future::poll(self.as_mut(), cx)
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
+        let result = ready!(Future::poll(self.as_mut(), cx));
+        Poll::Ready(match result {
+            Ok(()) => ConnectionEnd::Closed { request_unread: false },
+            Err(error) if is_http2_violation(&error) => ConnectionEnd::Http2Violation,
+            Err(_) => ConnectionEnd::Broken,
+        })
     }
 
     fn close(&mut self) {
         self.as_mut().graceful_shutdown();
     }
+
+    fn is_reading_head(&self) -> bool {
+        false
+    }
 }
 
-impl<S, H> ServerConnection for Http1Connection<ClientSocket, HyperIo, S, H>
+impl<S, F> ServerConnection for Http1Connection<ClientSocket, S, F, ClientResponseBody>
 where
-    S: HttpService<Incoming, ResBody = ClientResponseBody, Error = Infallible>,
-    H: Fn() -> Box<http1::Connection<TokioIo<HyperIo>, S>>,
+    S: Fn(Request<Http1RequestBody<ClientSocket>>) -> F,
+    F: Future<Output = Response<ClientResponseBody>>,
 {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<hyper::Result<()>> {
-        Self::poll(self, cx)
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
+        Poll::Ready(match ready!(Self::poll(self, cx)) {
+            Http1End::Closed { request_unread } => ConnectionEnd::Closed { request_unread },
+            Http1End::ClientLeft => ConnectionEnd::ClientLeft,
+            Http1End::Refused(refusal) => ConnectionEnd::Refused(refusal),
+            Http1End::Truncated | Http1End::Broken(_) => ConnectionEnd::Broken,
+        })
     }
 
     fn close(&mut self) {
         Self::close(self);
     }
+
+    fn is_reading_head(&self) -> bool {
+        self.phase() == Http1Phase::ReadingHead
+    }
 }
 
-/// Polls the connection and watches the socket until the connection is over.
+/// Polls the connection and checks its deadlines until it is over.
 async fn drive(
     connection: &mut impl ServerConnection,
     socket: &ClientSocket,
     limits: &ApiLimits,
 ) -> ConnectionEnd {
-    let mut watch = ConnectionDeadlines::new(limits);
+    let mut deadlines = ConnectionDeadlines::new(limits, socket);
     let mut timer = pin!(tokio::time::sleep(limits.header_read.duration()));
     poll_fn(|cx| {
-        socket.before_poll();
-        if let Poll::Ready(result) = connection.poll(cx) {
-            if result.is_err_and(|error| is_http2_violation(&error)) {
-                socket.record_offence();
-            }
-            return Poll::Ready(ConnectionEnd::Closed);
+        if let Poll::Ready(end) = connection.poll(cx) {
+            return Poll::Ready(end);
         }
-        if socket.poll_client_left(cx) {
-            return Poll::Ready(ConnectionEnd::ClientLeft);
+        if connection.is_reading_head() {
+            socket.note_head_started();
         }
-        watch.note_same_task(socket.set_task(cx));
+        deadlines.note_same_task(socket.set_task(cx));
         // On HTTP/1.1 the next response carries `connection: close`, or the deadlines end an idle connection.
         let asks = if socket.is_multiplexed() { ShutdownStage::Draining } else { ShutdownStage::Terminating };
-        if socket.stage() >= asks && watch.request_close() {
+        if socket.stage() >= asks && deadlines.request_close() {
             connection.close();
             // The connection may be over at once.
             cx.waker().wake_by_ref();
         }
-        match watch.poll(socket, timer.as_mut(), cx) {
+        match deadlines.poll(timer.as_mut(), cx) {
             // A GOAWAY shows a client that sends another request at this moment whether the request was accepted.
-            Poll::Ready(ConnectionEnd::Idle) if socket.is_multiplexed() && watch.request_close() => {
+            Poll::Ready(ConnectionEnd::Idle) if socket.is_multiplexed() && deadlines.request_close() => {
                 connection.close();
                 cx.waker().wake_by_ref();
                 Poll::Pending
@@ -371,53 +376,51 @@ async fn close_connection(
     limits: &ApiLimits,
     end: &ConnectionEnd,
 ) {
-    let fault = match (end, socket.hyper_refusal(), socket.idle_state()) {
-        // The error would land in the middle of a response that is still stuck.
-        _ if socket.write_blocked_since().is_some() => None,
-        (ConnectionEnd::Closed, Some(414 | 431), _) => Some(Fault::HeadersTooLarge { limit: limits.header }),
-        (ConnectionEnd::Closed, Some(_), _) => Some(Fault::InvalidRequest {
-            message: "the request's head is not valid HTTP".into(),
-            param: None,
-        }),
-        (ConnectionEnd::SlowHead, _, IdleState::ReadingHead { .. }) if !socket.is_multiplexed() => {
-            Some(Fault::RequestTimeout { what: "its head took longer than limits.headerRead".into() })
-        }
-        (ConnectionEnd::Plaintext, ..) => {
-            Some(Fault::InvalidRequest { message: "this port speaks TLS: use https".into(), param: None })
-        }
-        _ => None,
-    };
-    if let Some(fault) = &fault {
+    if let Some(fault) = final_fault(socket, limits, end) {
         socket.record_offence();
-        worker.server.metrics_sink.connection_rejected(openai::error::status(fault).as_u16());
-        let answer = api::error_response_bytes(worker, fault);
-        let written = tokio::time::timeout(LINGER_IO_TIMEOUT, socket.write_all(&answer)).await;
-        if !matches!(written, Ok(Ok(()))) {
+        worker.server.metrics_sink.connection_rejected(openai::error::status(&fault).as_u16());
+        let answer = api::error_response_bytes(worker, &fault);
+        if last_response::send_last_response(socket, &answer).await.is_err() {
             return;
         }
-    } else if matches!(end, ConnectionEnd::Idle) {
-        // Nothing is cut off; under TLS the client gets a close notification.
-        drop(tokio::time::timeout(LINGER_IO_TIMEOUT, socket.shutdown()).await);
-        return;
-    } else if !(matches!(end, ConnectionEnd::Closed) && socket.is_body_unread()) {
-        return;
+    } else {
+        match end {
+            ConnectionEnd::Closed { request_unread: true } => {}
+            // Nothing is cut off.
+            ConnectionEnd::Idle => {
+                drop(tokio::time::timeout(CLOSE_TIMEOUT, poll_fn(|cx| socket.poll_shutdown(cx))).await);
+                return;
+            }
+            ConnectionEnd::Http2Violation => {
+                socket.record_offence();
+                return;
+            }
+            _ => return,
+        }
     }
-    linger(socket).await;
+    tokio::select! {
+        () = last_response::linger(socket) => {}
+        () = socket.wait_for_stage(ShutdownStage::Terminating) => {}
+    }
 }
 
-/// Reads and discards everything that the client still sends. Closing the socket with unread bytes would reset the
-/// connection, and the client would lose the answer with the reason.
-async fn linger(socket: &ClientSocket) {
-    let all = async {
-        if socket.shutdown().await.is_err() {
-            return;
+/// The error that the client gets at the end of its connection, if any.
+fn final_fault(socket: &ClientSocket, limits: &ApiLimits, end: &ConnectionEnd) -> Option<Fault> {
+    let invalid = |message: String| Some(Fault::InvalidRequest { message, param: None });
+    if socket.write_blocked_since().is_some() {
+        // The error would land in the middle of a response that is still stuck.
+        return None;
+    }
+    match end {
+        ConnectionEnd::Refused(refusal @ HeadRefusal::Malformed(_)) => invalid(refusal.to_string()),
+        ConnectionEnd::Refused(_) => Some(Fault::HeadersTooLarge { limit: limits.header }),
+        ConnectionEnd::SlowHead
+            if matches!(socket.idle_state(), IdleState::ReadingHead { .. }) && !socket.is_multiplexed() =>
+        {
+            Some(Fault::RequestTimeout { what: "its head took longer than limits.headerRead".into() })
         }
-        while let Ok(Ok(true)) = tokio::time::timeout(LINGER_IO_TIMEOUT, socket.discard()).await {}
-    };
-    tokio::select! {
-        () = all => {}
-        () = socket.wait_for_stage(ShutdownStage::Terminating) => {}
-        () = tokio::time::sleep(LINGER_TIMEOUT) => tracing::debug!("rejected client did not stop sending, closing the connection"),
+        ConnectionEnd::Plaintext => invalid("this port speaks TLS: use https".into()),
+        _ => None,
     }
 }
 

@@ -1,11 +1,8 @@
-//! A client's socket that the gateway keeps reading while it serves the client's request.
+//! A client's socket, and what its connection and its exchanges must know of each other.
 //!
-//! A client's disconnect must be noticed in every phase, because a forgotten generation holds a GPU. So hyper and the
-//! task that drives the connection share the socket, and the task reads ahead where hyper does not read
-//! ([`rouse_net::downstream::ReadAhead`]).
-//!
-//! The socket also detects a client that reads nothing, a client that sends a head too slowly, and a head that hyper
-//! refuses by itself with an empty response. The gateway then sends a body like for every other refusal.
+//! HTTP/1.1's loop reads and writes the socket through [`ServerIo`], hyper through [`HyperIo`]. The socket records
+//! since when its client reads nothing, how many exchanges are open, and since when there is none: the connection's
+//! deadlines follow from that.
 
 use std::{
     cell::{Cell, OnceCell, RefCell},
@@ -19,13 +16,19 @@ use std::{
 };
 
 use rouse_net::{
-    downstream::{DownstreamIo, ReadAhead, StallTrackingTcp},
+    server::{PeekedBytes, ServerIo, StallTrackingTcp, deadlines::IdleState},
     tcp::Tcp,
 };
-use tokio::{io::AsyncWrite, time::Instant};
+use tokio::{
+    io::{AsyncWrite, ReadBuf},
+    time::Instant,
+};
 
 use super::{
-    ShutdownStage, address_limiter::AddressUsageHandle, balance::CoreLoadHandle, stream::ClientStream,
+    ShutdownStage,
+    address_limiter::{AddressLimiter, AddressUsageHandle},
+    balance::CoreLoadHandle,
+    stream::ClientStream,
 };
 use crate::{
     http::{BodyByteCounter, response_body::StreamingBody},
@@ -39,7 +42,8 @@ pub(crate) use hyper_io::HyperIo;
 /// State shared by the connection's task and its exchanges.
 pub(crate) struct ClientSocket {
     stream: RefCell<ClientStream>,
-    read_ahead: ReadAhead,
+    /// Bytes that were read to recognise the protocol.
+    peeked: PeekedBytes,
     multiplexed: Cell<bool>,
     exchanges: Cell<u32>,
     /// The exchanges that have handed something to the client and were not polled since.
@@ -47,38 +51,20 @@ pub(crate) struct ClientSocket {
     /// When that last changed for any exchange, or some handed bytes were written.
     last_progress: Cell<Instant>,
     idle_state: Cell<IdleState>,
-    /// A part of a head arrived, but its time is not recorded yet.
-    head_started: Cell<bool>,
     flush_notifies: RefCell<Vec<Rc<FlushNotify>>>,
     streaming_bodies: RefCell<Vec<Weak<StreamingBody>>>,
     stage: Cell<ShutdownStage>,
     task: RefCell<Option<Waker>>,
-    hyper_refusal: Cell<Option<u16>>,
     /// The key that the client last presented.
     pub(crate) auth_cache: AuthCache,
     /// The key of all requests of a connection that comes from the admin API.
     operator_key: OnceCell<Arc<ApiKey>>,
-    body_unread: Cell<bool>,
     peer: Cell<Option<SocketAddr>>,
     address_usage: OnceCell<AddressUsageHandle>,
+    /// Set on a trusted proxy's connection, whose requests count against their own clients.
+    proxy_limiter: OnceCell<Arc<AddressLimiter>>,
     /// The core to whose load the exchanges count.
     core_load: OnceCell<Rc<CoreLoadHandle>>,
-}
-
-/// The state of a connection between exchanges.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum IdleState {
-    /// The client has sent nothing, not even a first request.
-    NoRequest {
-        since: Instant,
-    },
-    KeepAlive {
-        since: Instant,
-    },
-    /// A part of a head arrived.
-    ReadingHead {
-        since: Instant,
-    },
 }
 
 /// Counts an exchange from the call of the service until the response's body is dropped.
@@ -89,8 +75,9 @@ pub(crate) struct ConnectionExchangeGuard {
     ended_at: Cell<Option<Instant>>,
 }
 
-/// Whether hyper has written everything that it held since the first poll of this value. On HTTP/2 this covers only
-/// data that may be sent: data of a stream without a window is not included, and is lost when the stream is then reset.
+/// Whether an HTTP/2 connection has written everything that it held since the first poll of this value. This covers
+/// only data that may be sent: data of a stream without a window is not included, and is lost when the stream is then
+/// reset.
 #[derive(Debug, Default)]
 pub(crate) struct FlushNotify {
     requested: Cell<bool>,
@@ -107,7 +94,7 @@ impl FlushNotify {
         *self.waker.borrow_mut() = Some(cx.waker().clone());
         if !self.requested.replace(true) {
             socket.flush_notifies.borrow_mut().push(Rc::clone(self));
-            // On HTTP/2 everything may be written already, and nothing else would make hyper flush.
+            // Everything may be written already, and nothing else would make hyper flush.
             if let Some(task) = &*socket.task.borrow() {
                 task.wake_by_ref();
             }
@@ -120,28 +107,26 @@ impl ClientSocket {
     pub(crate) fn new(stream: impl Into<Tcp>, stage: ShutdownStage) -> Rc<Self> {
         Rc::new(Self {
             stream: RefCell::new(ClientStream::plain(stream)),
-            read_ahead: ReadAhead::default(),
+            peeked: PeekedBytes::default(),
             multiplexed: Cell::new(false),
             exchanges: Cell::new(0),
             awaiting_client: Cell::new(0),
             last_progress: Cell::new(Instant::now()),
             idle_state: Cell::new(IdleState::NoRequest { since: Instant::now() }),
-            head_started: Cell::new(false),
             flush_notifies: RefCell::default(),
             streaming_bodies: RefCell::default(),
             stage: Cell::new(stage),
             task: RefCell::default(),
-            hyper_refusal: Cell::new(None),
             auth_cache: AuthCache::default(),
             operator_key: OnceCell::new(),
-            body_unread: Cell::new(false),
             peer: Cell::new(None),
             address_usage: OnceCell::new(),
+            proxy_limiter: OnceCell::new(),
             core_load: OnceCell::new(),
         })
     }
 
-    /// The client's address, for logs and access records.
+    /// The address at the other end, or the one that a trusted proxy named for the connection.
     pub(crate) fn peer(&self) -> Option<SocketAddr> {
         self.peer.get()
     }
@@ -167,6 +152,16 @@ impl ClientSocket {
     /// Sets the address that [`Self::record_offence`] counts against.
     pub(crate) fn set_address_usage(&self, usage: AddressUsageHandle) {
         self.address_usage.set(usage).unwrap_or_default();
+    }
+
+    /// Makes the connection that of a trusted proxy: each of its requests counts against its own client.
+    pub(super) fn set_proxy_limiter(&self, limiter: Arc<AddressLimiter>) {
+        self.proxy_limiter.set(limiter).unwrap_or_default();
+    }
+
+    /// The limiter of the requests' clients, on a trusted proxy's connection.
+    pub(crate) fn proxy_limiter(&self) -> Option<&Arc<AddressLimiter>> {
+        self.proxy_limiter.get()
     }
 
     /// Sets the core to whose load the exchanges count.
@@ -205,7 +200,6 @@ impl ClientSocket {
     pub(crate) fn begin_exchange(self: &Rc<Self>, now: Instant) -> ConnectionExchangeGuard {
         self.exchanges.set(self.exchanges.get() + 1);
         self.core_load.get().inspect(|core| core.exchange_started());
-        self.head_started.set(false);
         self.last_progress.set(now);
         ConnectionExchangeGuard {
             socket: Rc::clone(self),
@@ -230,12 +224,17 @@ impl ClientSocket {
         self.last_progress.set(now);
     }
 
+    /// The state between exchanges. Meaningful while no exchange is open.
     pub(crate) fn idle_state(&self) -> IdleState {
-        // Called after each poll, so that is the head's start. Most heads arrive whole and need no clock reading.
-        if self.head_started.take() {
+        self.idle_state.get()
+    }
+
+    /// Records that a part of a head has arrived. The connection calls this only for a head that did not arrive whole,
+    /// so most heads need no clock reading.
+    pub(crate) fn note_head_started(&self) {
+        if self.exchanges.get() == 0 && !matches!(self.idle_state.get(), IdleState::ReadingHead { .. }) {
             self.idle_state.set(IdleState::ReadingHead { since: Instant::now() });
         }
-        self.idle_state.get()
     }
 
     /// Since when the client has read none of the bytes that are ready for it.
@@ -243,23 +242,8 @@ impl ClientSocket {
         self.stream.borrow().blocked_since()
     }
 
-    /// The status with which hyper refused a head.
-    pub(crate) fn hyper_refusal(&self) -> Option<u16> {
-        self.hyper_refusal.get()
-    }
-
-    /// Records that a request was answered before its body was read: the client may still be sending.
-    pub(crate) fn set_body_unread(&self) {
-        self.body_unread.set(true);
-    }
-
-    pub(crate) fn is_body_unread(&self) -> bool {
-        self.body_unread.get()
-    }
-
     pub(crate) fn set_multiplexed(&self) {
         self.multiplexed.set(true);
-        self.head_started.set(false);
         self.idle_state.set(IdleState::KeepAlive { since: Instant::now() });
     }
 
@@ -318,74 +302,18 @@ impl ClientSocket {
         .await;
     }
 
-    /// Call this before polling hyper.
-    pub(crate) fn before_poll(&self) {
-        self.read_ahead.before_poll();
-    }
-
-    /// Call this after polling hyper. True: the client disconnected during an exchange.
-    pub(crate) fn poll_client_left(&self, cx: &mut Context<'_>) -> bool {
-        self.exchanges.get() > 0
-            && !self.multiplexed.get()
-            && self.read_ahead.detect_disconnect(&self.stream, cx)
-    }
-
     /// Waits until `wanted.len()` bytes or the end have been read ahead, or the bytes differ. Returns whether they
-    /// equal `wanted`. Used once, before hyper owns the connection, to detect HTTP/2 by its preface.
+    /// equal `wanted`. Used once, before the connection's protocol is known, to detect HTTP/2 by its preface.
     pub(crate) fn poll_starts_with(&self, cx: &mut Context<'_>, wanted: &[u8]) -> Poll<io::Result<bool>> {
-        self.read_ahead.poll_starts_with(&self.stream, cx, wanted, || {
-            self.note_head_started();
-            // Record the time now, since no other code reads the clock for it yet.
-            self.idle_state();
-        })
-    }
-
-    /// Writes past hyper, which must have been dropped.
-    pub(crate) async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
-        while !bytes.is_empty() {
-            let write = |cx: &mut Context<'_>| Pin::new(&mut *self.stream.borrow_mut()).poll_write(cx, bytes);
-            let written = poll_fn(write).await?;
-            bytes = bytes.get(written..).unwrap_or_default();
-        }
-        poll_fn(|cx| Pin::new(&mut *self.stream.borrow_mut()).poll_flush(cx)).await
-    }
-
-    pub(crate) async fn shutdown(&self) -> io::Result<()> {
-        poll_fn(|cx| Pin::new(&mut *self.stream.borrow_mut()).poll_shutdown(cx)).await
-    }
-
-    /// Reads and discards some bytes; false at the end.
-    pub(crate) async fn discard(&self) -> io::Result<bool> {
-        poll_fn(|cx| self.read_ahead.poll_discard(&self.stream, cx)).await
-    }
-
-    fn note_head_started(&self) {
-        if self.exchanges.get() == 0 && !self.is_reading_head() {
-            self.head_started.set(true);
-        }
-    }
-
-    fn is_reading_head(&self) -> bool {
-        self.head_started.get() || matches!(self.idle_state.get(), IdleState::ReadingHead { .. })
-    }
-
-    /// Detects hyper's own bare answer to a head that it cannot parse. While no exchange is open, a head is being read
-    /// and no earlier write is stuck, nothing else starts like that. The caller then sends its own answer instead.
-    fn hyper_refusal_status(&self, bytes: &[u8]) -> Option<u16> {
-        let stuck = self.write_blocked_since().is_some();
-        if self.exchanges.get() > 0 || stuck || !self.is_reading_head() {
-            return None;
-        }
-        match bytes.strip_prefix(b"HTTP/1.1 ")?.get(..3)? {
-            b"400" => Some(400),
-            b"414" => Some(414),
-            b"431" => Some(431),
-            _ => None,
-        }
+        self.peeked.poll_starts_with(&self.stream, cx, wanted, || self.note_head_started())
     }
 }
 
-impl DownstreamIo for ClientSocket {
+impl ServerIo for ClientSocket {
+    fn poll_read(&self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.peeked.poll_read(&self.stream, cx, buf)
+    }
+
     fn poll_write(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut *self.stream.borrow_mut()).poll_write(cx, bytes)
     }
@@ -405,12 +333,8 @@ impl DownstreamIo for ClientSocket {
         Poll::Ready(Ok(()))
     }
 
-    fn unread(&self, bytes: &[u8]) {
-        self.read_ahead.unread(bytes);
-    }
-
-    fn is_write_blocked(&self) -> bool {
-        self.write_blocked_since().is_some()
+    fn poll_shutdown(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.stream.borrow_mut()).poll_shutdown(cx)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The byte stream below hyper: a client's TCP connection, in cleartext or under TLS.
+//! The byte stream below HTTP: a client's TCP connection, in cleartext or under TLS.
 
 use std::{
     io,
@@ -6,7 +6,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use rouse_net::{downstream::StallTrackingTcp, tcp::Tcp};
+use rouse_net::{server::StallTrackingTcp, tcp::Tcp};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::Instant,

@@ -131,7 +131,7 @@ async fn pipelined_requests_are_answered_in_order() {
     let engine = CannedEngine::start(json_response("{}")).await;
     let gate = gateway.open_gate();
     let mut client = gateway.connect().await;
-    // More data than hyper's own buffer takes, in parts, while the first request is parked.
+    // More data than one read takes, in parts, while the first request is parked.
     let padded = raw_request("GET /v1/models/none", &format!("x-pad: {}\r\n", "p".repeat(6000)), "");
     client.send(completion_request(false)).await;
     let parked = gateway.next_parked().await;

@@ -10,7 +10,7 @@
 use std::{io, sync::Arc};
 
 use rouse_config::{ALPN_HTTP2, TlsConfig};
-use rouse_net::downstream::StallTrackingTcp;
+use rouse_net::server::StallTrackingTcp;
 use rustls::ServerConfig;
 use tokio::task::JoinHandle;
 use tokio_rustls::{TlsAcceptor, server::TlsStream};

@@ -53,7 +53,7 @@ pub(super) fn write(record: &RequestRecord, out: &mut Vec<u8>) {
         ts: timestamp(record.wall_clock.since_epoch(record.began_at)),
         id: ended.id.as_ref().and_then(|id| id.to_str().ok()),
         trace: record.trace_id().map(|trace| format!("{trace:032x}")),
-        client: record.peer.map(|peer| peer.ip().to_canonical().to_string()),
+        client: record.client.map(|client| client.to_canonical().to_string()),
         method: &record.method,
         path: &record.path,
         route: ended.route,

@@ -228,11 +228,9 @@ impl ExportTask {
         loop {
             // If the shutdown begins during a pause, this attempt is the last.
             let last = *self.closing.borrow();
-            let exported = timeout(EXPORT_TIMEOUT, self.exporter.export(spans.clone())).await;
-            let error = match exported {
-                Ok(Ok(())) => break,
-                Ok(Err(_)) => self.client.last_failure(),
-                Err(_) => format!("the collector did not answer within {} s", EXPORT_TIMEOUT.as_secs()),
+            let error = match self.exporter.export(spans.clone()).await {
+                Ok(()) => break,
+                Err(_) => self.client.last_failure(),
             };
             if !std::mem::replace(&mut self.failing, true) {
                 tracing::warn!(

@@ -1,6 +1,6 @@
 //! Records a request while it runs, and its result when it ends.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::IpAddr, sync::Arc};
 
 use http::{HeaderValue, Version, header, request};
 use rouse::{
@@ -20,7 +20,8 @@ use crate::{
 /// Facts from the request's connection and route.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RequestOrigin {
-    pub(crate) peer: Option<SocketAddr>,
+    /// The client's address, as the connection or a trusted proxy names it.
+    pub(crate) client: Option<IpAddr>,
     /// The connection uses TLS.
     pub(crate) is_tls: bool,
     /// A health check of the gateway, whose span every second would carry no information.
@@ -42,7 +43,7 @@ pub(crate) struct RequestRecord {
     pub(crate) ended_at: Instant,
     /// Wall clock, read at `ended_at`.
     pub(crate) wall_clock: WallClock,
-    pub(crate) peer: Option<SocketAddr>,
+    pub(crate) client: Option<IpAddr>,
     pub(crate) is_tls: bool,
     pub(crate) user_agent: Option<String>,
     pub(crate) method: String,
@@ -105,7 +106,7 @@ impl RequestRecorder {
             began_at: now,
             ended_at: now,
             wall_clock: WallClock::now(),
-            peer: origin.peer,
+            client: origin.client,
             is_tls: origin.is_tls,
             user_agent: head.headers.get(header::USER_AGENT).map(|agent| sanitize_bytes(agent.as_bytes())),
             method: sanitize(head.method.as_str()),
@@ -225,7 +226,7 @@ mod tests {
         let method = Method::from_bytes(&long).unwrap();
         let request = Request::builder().method(method).uri(uri).header(header::USER_AGENT, agent);
         let (head, ()) = request.body(()).unwrap().into_parts();
-        let seen = RequestOrigin { peer: None, is_tls: false, is_health_check: false };
+        let seen = RequestOrigin { client: None, is_tls: false, is_health_check: false };
         let notes = RequestRecorder::new(Arc::default(), Instant::now(), seen, &head, None, None);
         drop(head);
         assert!(long.is_unique());

@@ -36,6 +36,7 @@ mod nodes;
 mod nvml;
 mod objects;
 mod objects_served;
+mod operators;
 mod outages;
 mod pages;
 mod pairs;

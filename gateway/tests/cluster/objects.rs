@@ -65,9 +65,9 @@ pub(crate) fn full_model() -> (Value, Value) {
             {
                 "name": "h200", "cost": 12.5, "accelerators": 1, "memory": "130Gi", "memoryAsleep": "2Gi",
                 "hostMemory": 0, "nodeSelector": { "gpu": "h200" }, "template": { "spec": { "x": 1 } },
-                "minReplicas": 0, "maxReplicas": 3,
+                "minReplicas": 0, "maxReplicas": 3, "role": "prefill",
             },
-            { "name": "h100", "cost": 10 },
+            { "name": "h100", "cost": 10, "role": "decode" },
         ],
         "minReplicas": 5, "maxReplicas": 4,
         "cooldownPeriod": "1m30s", "stopAfter": "never", "startTimeout": "20m",
@@ -78,6 +78,7 @@ pub(crate) fn full_model() -> (Value, Value) {
         "saturation": {
             "enabled": true, "profile": "rouse", "stabilisation": "2m", "mayEvict": "never", "actuation": "external",
             "kvCacheThreshold": 0.8, "queueLengthThreshold": 5, "kvSpareTrigger": 0.1, "queueSpareTrigger": 3,
+            "analyzer": "tokens", "limiter": "inventory", "scaleToZero": { "enabled": true, "after": "15m" },
         },
         "warmup": "auto",
     });

@@ -218,6 +218,26 @@ async fn a_model_with_junk_is_refused_with_words_for_people() {
             &["spec.saturation.mayEvict: Unsupported value", "\"idle\", \"never\""],
         ),
         (
+            json!({ "saturation": { "analyzer": "v2" } }),
+            &["spec.saturation.analyzer: Unsupported value", "\"percent\", \"tokens\""],
+        ),
+        (
+            json!({ "saturation": { "limiter": "quota" } }),
+            &["spec.saturation.limiter: Unsupported value", "\"none\", \"inventory\""],
+        ),
+        (
+            json!({ "saturation": { "scaleToZero": { "enabled": false } } }),
+            &["after is only for enabled true: remove it"],
+        ),
+        (
+            json!({ "saturation": { "scaleToZero": { "after": "never" } } }),
+            &["spec.saturation.scaleToZero.after", "\"never\""],
+        ),
+        (
+            json!({ "variants": [{ "name": "a", "role": "draft" }] }),
+            &["spec.variants[0].role: Unsupported value", "\"both\", \"decode\", \"prefill\""],
+        ),
+        (
             json!({ "saturation": { "stabilisation": "never" } }),
             &["spec.saturation.stabilisation", "\"never\""],
         ),

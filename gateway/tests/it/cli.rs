@@ -181,6 +181,21 @@ async fn subcommands() -> Vec<String> {
     names.filter(|name| name != "help").collect()
 }
 
+/// Commands without `--json`: two serve until they are ended, and two print a text that another program wrote or reads.
+const WITHOUT_JSON: [&str; 4] = ["demo", "node", "logs", "completions"];
+
+#[tokio::test]
+async fn each_command_that_prints_a_result_can_print_it_as_json() {
+    let names = subcommands().await;
+    assert!(WITHOUT_JSON.iter().all(|name| names.iter().any(|listed| listed == name)), "{names:?}");
+    for name in &names {
+        let source = (name == "import").then_some("llama-swap");
+        let words: Vec<&str> = std::iter::once(name.as_str()).chain(source).chain(["--help"]).collect();
+        let help = text(&rouse(&words).await.stdout);
+        assert_eq!(help.contains("--json"), !WITHOUT_JSON.contains(&name.as_str()), "{name}: {help}");
+    }
+}
+
 #[tokio::test]
 async fn each_shells_script_completes_every_subcommand_and_no_hidden_one() {
     let names = subcommands().await;

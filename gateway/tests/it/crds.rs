@@ -94,6 +94,26 @@ fn the_command_prints_one_document_for_each_kind() {
 }
 
 #[test]
+fn the_command_prints_the_same_definitions_as_one_list_in_json() {
+    let run = |flags: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"));
+        command.arg("crds").args(flags).output().unwrap()
+    };
+    let ours = crd::all().into_iter().collect::<Vec<_>>();
+    for (flags, definitions) in [(&["--json"][..], ours), (&["--json", "--fma"], printed())] {
+        let output = run(flags);
+        assert!(output.status.success());
+        let list: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let items = serde_json::to_value(definitions).unwrap();
+        assert_eq!(list, serde_json::json!({"apiVersion": "v1", "kind": "List", "items": items}));
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let both = run(&["--json", "--dir", dir.path().to_str().unwrap()]);
+    assert_eq!(both.status.code(), Some(64), "one list is not one file for each kind");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn the_kinds_of_others_have_their_names() {
     let named = crd::fma::all().map(|crd| {
         let names = &crd.spec.names;

@@ -4,6 +4,7 @@
 //! * `yaml object`: an object of one of our kinds. `crds.rs` checks its schema, and the cluster's tests apply it.
 //! * `sh kubectl`: the cluster's tests run it, as kubectl would, against a real API server. The node's tests run what
 //!   installs (the first of `kubernetes.md`) with kubectl itself.
+//! * `yaml keda`: an object of KEDA, which `keda.rs` checks.
 //! * `yaml values`: values of the chart; the cluster's tests have helm render it with them.
 //! * `json`: must be JSON.
 //! * `sh run`: this test runs it, block by block and page by page, against a gateway whose models have the names that
@@ -34,7 +35,10 @@ use rouse::{
 };
 use rouse_testing::page::{self, PageBlock};
 
-use crate::support::{GatewayFixture, GatewayProcess, SimModel, read};
+use crate::{
+    keda,
+    support::{GatewayFixture, GatewayProcess, SimModel, read},
+};
 
 /// This page has a test of its own beside the code, because its configurations need variables.
 const CONFIGURATION: &str = "docs/configuration.md";
@@ -91,6 +95,7 @@ fn every_block_has_a_known_tag_and_configurations_and_json_are_valid() {
             }
             "sh" => assert!(!text.contains("kubectl"), "{at}: what kubectl is told has the tag `sh kubectl`"),
             "json" => drop(serde_json::from_str::<serde_json::Value>(&text).expect(&at)),
+            "yaml keda" => keda::check(&text).unwrap_or_else(|error| panic!("{at}: {error}")),
             "yaml object" | "yaml values" | "sh run" | "sh follow" | "sh quickstart" | "sh launcher"
             | "sh kubectl" | "sh helm" | "sh node" | "sh images" | "mermaid states" | "mermaid" | "text" => {}
             _ => panic!("{at}: '{tag}' is no known tag"),

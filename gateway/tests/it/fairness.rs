@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use rouse::{
     fleet::{command::Command as Decided, event::Event},
-    sim::journal,
+    journal,
 };
 
 use crate::support::{GatewayFixture, GatewayProcess, SimModel, TestClient, client::chat_body, pause, read};

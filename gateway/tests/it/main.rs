@@ -18,6 +18,7 @@ mod first_steps;
 mod http2;
 mod idle;
 mod import;
+mod keda;
 mod keys;
 mod launchers;
 #[allow(dead_code, reason = "shared by two programs")]
@@ -27,6 +28,7 @@ mod measure;
 mod operators;
 mod order_commands;
 mod passthrough;
+mod proxies;
 mod quickstarts;
 mod refusals;
 mod replicas;

@@ -13,8 +13,10 @@ use rouse_testing::wait::holds_within;
 use serde_json::Value;
 
 use crate::{
+    live::is_alive,
     operators::cli,
     support::{GatewayFixture, GatewayProcess, SimModel, read},
+    terminal::{on_a_terminal, pieces_of, until},
 };
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_rouse-gateway");
@@ -124,6 +126,61 @@ fn an_interrupt_ends_the_engine_first() {
     assert_eq!(running.wait().unwrap().code(), Some(1));
     assert!(!Path::new(&format!("/proc/{engine}")).exists());
     assert!(!read(&engines).contains("m#0"));
+}
+
+#[test]
+fn a_second_interrupt_kills_an_engine_that_does_not_end_and_waits_for_its_end() {
+    let fixture = GatewayFixture::new(&["4Gi"]).settings("timeouts: {stop: 10m}");
+    let marker = fixture.dir().join("ignores-sigterm");
+    let script = format!("trap '' TERM; : > {}; while :; do sleep 5; done", marker.display());
+    let fixture = fixture.model_yaml(&format!(
+        "  - name: m\n    memory: {{awake: 1Gi}}\n    engine: {{kind: custom, command: [sh, -c, {script:?}, \
+         \"${{HOST}}:${{PORT}}\"]}}\n"
+    ));
+    let file = prepare(&fixture);
+    let engines = fixture.dir().join("state/engines.json");
+    let mut running = measure(&file, &[]).stderr(Stdio::piped()).spawn().unwrap();
+    let (noticed, mut notices) = (pieces_of(running.stderr.take().unwrap()), String::new());
+    let started = || marker.exists() && read(&engines).contains("m#0");
+    assert!(holds_within(Duration::from_secs(20), Duration::from_millis(10), started));
+    let recorded: Value = serde_json::from_str(&read(&engines)).unwrap();
+    let engine = i32::try_from(recorded["engines"]["m#0"]["pid"].as_i64().unwrap()).unwrap();
+    interrupt(&running);
+    until(&noticed, &mut notices, "interrupted; the model returns to its former state\n");
+    assert!(is_alive(engine), "it ignores the first one");
+    interrupt(&running);
+    until(&noticed, &mut notices, "interrupted while m#0 ends; killing it\n");
+    let mut ended = None;
+    let has_ended = || {
+        ended = running.try_wait().unwrap();
+        ended.is_some()
+    };
+    assert!(holds_within(Duration::from_secs(20), Duration::from_millis(10), has_ended), "{notices}");
+    assert_eq!(ended.unwrap().code(), Some(1));
+    assert!(!is_alive(engine), "it is gone before the command is");
+    assert!(!read(&engines).contains("m#0"), "no gateway looks for it");
+}
+
+#[test]
+fn a_step_that_takes_longer_than_a_second_shows_its_progress_on_a_terminal_alone() {
+    let fixture = GatewayFixture::new(&["4Gi"]).model(&SimModel {
+        flags: "--start-time 1800ms",
+        keys: "idle: {level: never}",
+        ..SimModel::new("m")
+    });
+    let file = prepare(&fixture);
+    let line = format!("{PROGRAM} measure m --config {}", file.display());
+    let shown = on_a_terminal(&line).stdin(Stdio::null()).output().unwrap();
+    let text = String::from_utf8(shown.stdout).unwrap();
+    assert_eq!(shown.status.code(), Some(0), "{text:?}");
+    let (progress, result) = text.rsplit_once("\r\x1b[K").unwrap_or_else(|| panic!("{text:?}"));
+    assert!(progress.contains("\rstart: 1.") && !progress.contains("start: 0."), "{text:?}");
+    assert!(result.starts_with("m on gpu-0\r\n") && result.contains("memory: {awake: "), "{text:?}");
+
+    let plain = measure(&file, &[]).output().unwrap();
+    let out = String::from_utf8_lossy(&plain.stdout);
+    assert!(out.starts_with("m on gpu-0\n") && !out.contains(['\r', '\x1b']), "{out:?}");
+    assert_eq!((plain.status.code(), stderr(&plain).as_str()), (Some(0), ""));
 }
 
 #[test]

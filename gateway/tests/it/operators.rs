@@ -4,6 +4,7 @@
 //! what operators learn of a model.
 
 use std::{
+    path::Path,
     process::{Command, Output},
     time::Duration,
 };
@@ -136,6 +137,7 @@ fn the_command_line_shows_the_fleet_and_ends_with_the_right_code() {
     for words in ["    big/model#0 is ready", "  > ", "  = small: awake"] {
         assert!(replayed.contains(words), "{words}: {replayed}");
     }
+    assert_replayed_as_json(&journal);
     let yaml = gateway.dir.join("rouse.yaml");
     let check = Command::new(env!("CARGO_BIN_EXE_rouse-gateway")).arg("check").arg(&yaml).output().unwrap();
     assert!(text(&check.stdout).contains("valid; 2 models"), "{check:?}");
@@ -219,6 +221,28 @@ fn outcome(gateway: &GatewayProcess, model: &str, order: &str) -> Value {
         last["state"] != "running"
     });
     last
+}
+
+/// Asserts that the JSON of a replay has the decisions and the reports of its text.
+fn assert_replayed_as_json(journal: &Path) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"));
+    let output = command.args(["replay", "--json"]).arg(journal).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let printed = text(&output.stdout);
+    let lines: Vec<Value> = printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(
+        lines[0]["journal"].is_u64() && lines[0]["at"].is_u64(),
+        "it begins as the journal does: {}",
+        lines[0]
+    );
+    let commands = || lines.iter().flat_map(|line| line["commands"].as_array().into_iter().flatten());
+    for engine in ["big/model#0", "small#0"] {
+        let is_launch = |command: &&Value| command["command"] == "launch" && command["engine"] == engine;
+        assert_eq!(commands().filter(is_launch).count(), 1, "{printed}");
+    }
+    let last = lines.iter().rev().find_map(|line| line.get("report")).unwrap();
+    assert_eq!(last["models"]["small"]["state"], "awake", "{last}");
+    assert!(lines.iter().skip(1).any(|line| line.get("report").is_none()), "an unchanged report is left out");
 }
 
 /// The command line of this build, for this gateway.

@@ -163,7 +163,7 @@ impl GatewayFixture {
             writeln!(text, "  - {{id: {id}, memory: {bytes}, meter: {meter:?}, visible: {visible}}}")
                 .unwrap();
         }
-        text.push_str(&with_take_over(&self.settings));
+        text.push_str(&self.settings);
         text.push_str("models:\n");
         text.extend(self.models.iter().map(String::as_str));
         text
@@ -184,19 +184,6 @@ impl GatewayFixture {
         let mut gateway = GatewayProcess::spawn_as(self.dir.path(), &self.flags, change);
         gateway._fixture = Some(self.dir);
         gateway
-    }
-}
-
-/// Sets `takeOver` to the value of `ROUSE_TAKE_OVER`, `false` or `true`. Without the variable the default stays. All
-/// tests pass with either value.
-fn with_take_over(settings: &str) -> String {
-    match std::env::var("ROUSE_TAKE_OVER") {
-        Err(_) => settings.to_owned(),
-        Ok(_) if settings.contains("takeOver") => settings.to_owned(),
-        Ok(asked) if settings.contains("stream: {") => {
-            settings.replace("stream: {", &format!("stream: {{takeOver: {asked}, "))
-        }
-        Ok(asked) => format!("{settings}stream: {{takeOver: {asked}}}\n"),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The command line on a terminal.
 
 use std::{
-    process::{Child, Command, Stdio},
+    process::{Child, Command, Output, Stdio},
     sync::mpsc,
     time::Duration,
 };
@@ -23,15 +23,50 @@ fn states_are_coloured_on_a_terminal_that_has_not_asked_for_none_and_nowhere_els
     };
     for words in ["ps", "explain m"] {
         let line = format!("{PROGRAM} {words} --admin http://{}", gateway.admin);
-        let on_a_terminal = |no_color: &str| {
-            shown(Command::new("script").args(["-qec", &line, "/dev/null"]).env("NO_COLOR", no_color))
-        };
+        let on_a_terminal = |no_color: &str| shown(on_a_terminal(&line).env("NO_COLOR", no_color));
         let coloured = on_a_terminal("");
         assert!(coloured.contains("\x1b[32mawake\x1b[0m"), "{coloured:?}");
         let piped = shown(Command::new("sh").args(["-c", &line]).env_remove("NO_COLOR"));
         for plain in [on_a_terminal("1"), piped] {
             assert!(plain.contains("awake") && !plain.contains('\x1b'), "{plain:?}");
         }
+    }
+}
+
+#[test]
+fn an_order_shows_its_progress_after_a_second_on_a_terminal_and_plain_lines_elsewhere() {
+    let gateway = GatewayFixture::new(&["2Gi"])
+        .model(&SimModel { flags: "--start-time 2500ms", ..SimModel::new("m") })
+        .start();
+    let line = |order: &str| format!("{PROGRAM} {order} m --admin http://{}", gateway.admin);
+    let both = |command: &mut Command| {
+        let Output { status, stdout, stderr } = command.stdin(Stdio::null()).output().unwrap();
+        let [stdout, stderr] = [stdout, stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+        assert!(status.success(), "{stdout} {stderr}");
+        (stdout, stderr)
+    };
+    let (shown, _) = both(&mut on_a_terminal(&line("wake")));
+    // The model's state and the time so far, then nothing of it, and then the outcome.
+    let (progress, outcome) = shown.rsplit_once("\r\x1b[K").unwrap_or_else(|| panic!("{shown:?}"));
+    let steps: Vec<&str> = progress.split('\r').skip(1).collect();
+    assert!(steps.len() > 1 && steps[0].starts_with("wake m: launching, "), "{shown:?}");
+    for step in steps {
+        let is_step = step.starts_with("wake m: ") && step.ends_with("\x1b[K");
+        assert!(is_step && !step.contains('\n'), "{step:?}");
+    }
+    assert!(!progress.contains("launching, 0."), "not before the first second: {progress:?}");
+    assert!(outcome.starts_with("m is awake, after ") && outcome.lines().count() == 1, "{outcome:?}");
+    // An order that is done at once shows its outcome alone.
+    let (shown, _) = both(&mut on_a_terminal(&line("pin")));
+    assert!(shown.starts_with("m is pinned, after ") && !shown.contains('\x1b'), "{shown:?}");
+
+    for (order, outcome) in
+        [("unpin", "m is no longer pinned"), ("stop", "m is stopped"), ("wake", "m is awake")]
+    {
+        let (out, err) = both(Command::new("sh").args(["-c", &line(order)]));
+        assert!(out.starts_with(outcome) && out.ends_with("s\n"), "{out:?}");
+        assert_eq!((out.lines().count(), err.as_str()), (1, ""), "{out:?}");
+        assert!(!out.contains(['\r', '\x1b']), "{out:?}");
     }
 }
 
@@ -76,13 +111,7 @@ fn a_watch_redraws_in_place_on_a_terminal_and_restores_it_at_the_end() {
         pid_file.display(),
         gateway.admin
     );
-    let mut terminal = Command::new("script")
-        .args(["-qec", &line, "/dev/null"])
-        .env("TERM", "xterm")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut terminal = on_a_terminal(&line).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
     let shown = pieces_of(terminal.stdout.take().unwrap());
     let mut all = String::new();
     until(&shown, &mut all, "cold");
@@ -94,11 +123,18 @@ fn a_watch_redraws_in_place_on_a_terminal_and_restores_it_at_the_end() {
     assert_eq!(terminal.wait().unwrap().code(), Some(0));
 }
 
+/// Runs this shell command on a terminal of its own, to which both of its outputs go.
+pub(crate) fn on_a_terminal(line: &str) -> Command {
+    let mut command = Command::new("script");
+    command.args(["-qec", line, "/dev/null"]).env("TERM", "xterm").env_remove("ROUSE_ADMIN");
+    command
+}
+
 /// Longest wait for another process.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Reads a pipe in a thread of its own.
-fn pieces_of(mut pipe: impl std::io::Read + Send + 'static) -> mpsc::Receiver<String> {
+pub(crate) fn pieces_of(mut pipe: impl std::io::Read + Send + 'static) -> mpsc::Receiver<String> {
     #[expect(clippy::disallowed_methods, reason = "a test's channel")]
     let (tell, pieces) = mpsc::channel();
     std::thread::spawn(move || {
@@ -111,7 +147,7 @@ fn pieces_of(mut pipe: impl std::io::Read + Send + 'static) -> mpsc::Receiver<St
 }
 
 /// Reads until all that was read contains this text.
-fn until(pieces: &mpsc::Receiver<String>, all: &mut String, text: &str) {
+pub(crate) fn until(pieces: &mpsc::Receiver<String>, all: &mut String, text: &str) {
     while !all.contains(text) {
         *all += &pieces.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("no {text:?} in {all:?}"));
     }

@@ -7,6 +7,7 @@ mod actuation;
 mod disconnects;
 mod disconnects_http2;
 mod fairness;
+mod flood;
 #[allow(dead_code, reason = "shared by two programs")]
 mod live;
 mod rehearsal;

@@ -9,10 +9,12 @@ use crate::{
     peers::{ComparedProxy, MODEL, RunningProxy},
 };
 
+pub(crate) mod memory;
 pub(crate) mod order;
 pub(crate) mod run;
 pub(crate) mod stall;
 pub(crate) mod watch;
+pub(crate) mod wrk;
 
 /// A benchmark case: one row of measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -7,6 +7,7 @@
 mod ad_hoc;
 mod chunks;
 mod http;
+mod idle;
 mod requests;
 mod response_check;
 mod soak;
@@ -20,6 +21,7 @@ use hdrhistogram::Histogram;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 pub(crate) use ad_hoc::AdHocLoad;
+pub(crate) use idle::IdleConnections;
 pub(crate) use requests::requests;
 pub(crate) use soak::SoakArgs;
 pub(crate) use streams::{MAX_OPENED_PER_SECOND, streams};

@@ -6,6 +6,7 @@ mod measure;
 mod peers;
 mod report;
 mod run;
+mod setup;
 
 use std::process::ExitCode;
 
@@ -26,6 +27,8 @@ enum CompareCommand {
     #[command(hide = true)]
     SendBody(cases::stall::SendBody),
     Soak(load::SoakArgs),
+    Wrk(cases::wrk::WrkArgs),
+    Memory(cases::memory::MemoryArgs),
 }
 
 // One thread, which runs only the load: its placement is part of the measurement.
@@ -37,6 +40,8 @@ async fn main() -> anyhow::Result<ExitCode> {
         CompareCommand::Load(load) => println!("{}", load.run().await?),
         CompareCommand::SendBody(body) => body.run()?,
         CompareCommand::Soak(soak) => println!("{}", soak.run().await?),
+        CompareCommand::Wrk(wrk) => print!("{}", wrk.run().await?),
+        CompareCommand::Memory(memory) => print!("{}", memory.run().await?),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -11,7 +11,7 @@ use nix::{
     unistd::Pid,
 };
 
-pub(crate) use cpu::CpuMeter;
+pub(crate) use cpu::{CpuMeter, ended_children};
 pub(crate) use machine::MachineTicks;
 pub(crate) use memory::ProcessMemory;
 pub(crate) use process_tree::{children, tree};

@@ -2,7 +2,7 @@
 //!
 //! Results are published, so they contain no names of machines, people or folders.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, fmt, fs, path::Path};
 
 use anyhow::Context as _;
 use hdrhistogram::Histogram;
@@ -35,6 +35,13 @@ pub(crate) struct MachineInfo {
     pub(crate) processor: String,
     pub(crate) processors: usize,
     pub(crate) memory_gib: u64,
+}
+
+impl fmt::Display for MachineInfo {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kernel, processor, processors, memory_gib } = self;
+        write!(out, "{processor}, {processors} processors, {memory_gib} GiB, Linux {kernel}")
+    }
 }
 
 /// One measurement.

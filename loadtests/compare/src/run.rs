@@ -1,27 +1,18 @@
 //! The command line of a comparison.
 
-use std::{collections::BTreeMap, fs, path::PathBuf, process::ExitCode, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use nix::{
-    sched::sched_getaffinity,
-    sys::{
-        prctl::set_child_subreaper,
-        resource::{Resource, getrlimit, setrlimit},
-    },
-    unistd::Pid,
-};
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     cases::{
         BenchCase,
         run::{ComparePlan, CompareRun as Measuring},
     },
-    measure,
-    peers::{BenchCores, BenchEnvironment, ComparedProxy, InstalledPrograms, process::kill_orphans},
-    report::{CompareResults, MachineInfo, table},
+    peers::{BenchEnvironment, ComparedProxy, InstalledPrograms},
+    report::{CompareResults, table},
+    setup::{ProgramArgs, machine, temporary_folder, until_interrupted},
 };
 
 /// Start and measure the gateway and its peers, and write table and plots
@@ -49,15 +40,8 @@ pub(crate) struct RunArgs {
     /// How often to repeat a measurement that other work disturbed
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=10))]
     repeats: u32,
-    /// Binary of the gateway [default: the one beside this program]
-    #[arg(long)]
-    gateway: Option<PathBuf>,
-    /// Binary of the stub [default: the one beside this program, if it is built]
-    #[arg(long)]
-    stub: Option<PathBuf>,
-    /// Binary of the simulated engine [default: the one beside this program]
-    #[arg(long)]
-    engine: Option<PathBuf>,
+    #[command(flatten)]
+    programs: ProgramArgs,
     /// Exit with 0 even if a goal was missed
     #[arg(long)]
     report_only: bool,
@@ -77,28 +61,12 @@ impl RunArgs {
         if !(Duration::from_millis(100)..=Duration::from_secs(60)).contains(&lasts) {
             bail!("--seconds must be from 0.1 to 60");
         }
-        // Adopt a crashed gateway's engines, so that they can be ended.
-        set_child_subreaper(true)?;
-        // Each of 5,000 streams needs a client's and an engine's socket. Child processes inherit the limit.
-        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-        setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
-        let installed = InstalledPrograms::new(self.gateway.clone(), self.engine.clone(), self.stub.clone())?;
-        let targets = self.targets(&installed)?;
-        let folder = tempfile::Builder::new()
-            .prefix("rouse-compare-")
-            .tempdir()
-            .context("cannot create a temporary folder")?;
-        let environment = BenchEnvironment { installed, cores: cores()?, folder: folder.path().to_owned() };
-        measure::pin(environment.cores.load)?;
+        let folder = temporary_folder()?;
+        let environment = self.programs.environment(folder.path())?;
+        let targets = self.targets(&environment.installed)?;
         let mut results = self.results(&environment, &targets)?;
-        let (mut interrupt, mut terminate) =
-            (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-        let measured = tokio::select! {
-            measured = self.measure(&environment, targets, lasts, &mut results) => measured,
-            _ = interrupt.recv() => Err(anyhow::anyhow!("interrupted")),
-            _ = terminate.recv() => Err(anyhow::anyhow!("terminated")),
-        };
-        kill_orphans();
+        let measuring = self.measure(&environment, targets, lasts, &mut results);
+        let measured = until_interrupted(Box::pin(measuring)).await;
         if let Err(error) = measured {
             if !results.cells.is_empty() {
                 results.write(&self.out)?;
@@ -173,34 +141,4 @@ impl ReportArgs {
         print!("{}", table::markdown(&results));
         Ok(ExitCode::SUCCESS)
     }
-}
-
-/// Returns the first two cores that this process may use.
-fn cores() -> anyhow::Result<BenchCores> {
-    let allowed = sched_getaffinity(Pid::from_raw(0))?;
-    let is_allowed = |&processor: &usize| allowed.is_set(processor).unwrap_or(false);
-    let mut both = (0..nix::sched::CpuSet::count()).filter(is_allowed);
-    match (both.next(), both.next()) {
-        (Some(proxy), Some(load)) => Ok(BenchCores { proxy, load }),
-        _ => bail!("a comparison needs two processors: one for the proxy, one for load and engine"),
-    }
-}
-
-fn machine() -> anyhow::Result<MachineInfo> {
-    let processors = fs::read_to_string("/proc/cpuinfo")?;
-    let field = |name: &str| {
-        let line = processors.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|line| line.split_once(": ")).map_or("unknown processor", |(_, value)| value.trim())
-    };
-    let memory = fs::read_to_string("/proc/meminfo")?;
-    let kib: u64 = memory.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).unwrap_or(0);
-    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    // Drop the suffix that names the builder.
-    let kernel = kernel.trim().split('-').next().unwrap_or_default().to_owned();
-    Ok(MachineInfo {
-        kernel,
-        processor: field("model name").to_owned(),
-        processors: processors.lines().filter(|line| line.starts_with("processor")).count(),
-        memory_gib: (kib + (1 << 19)) >> 20,
-    })
 }

@@ -38,6 +38,32 @@ impl<'a> MetricSample<'a> {
         let value = rest.trim_ascii_start().split(u8::is_ascii_whitespace).next()?;
         str::from_utf8(value).ok()?.parse().ok()
     }
+
+    /// The value of a label as it is written, with its escapes; `None` if the sample does not have the label.
+    pub(crate) fn label(&self, name: &str) -> Option<&'a str> {
+        let mut rest = self.rest.trim_ascii_start().strip_prefix(b"{")?;
+        loop {
+            let equals = rest.iter().position(|byte| *byte == b'=')?;
+            let (key, after) = rest.split_at_checked(equals)?;
+            let value = after.strip_prefix(b"=")?.trim_ascii_start().strip_prefix(b"\"")?;
+            let (value, after) = value.split_at_checked(closing_quote(value)?)?;
+            let key = key.trim_ascii();
+            if key.strip_prefix(b",").unwrap_or(key).trim_ascii() == name.as_bytes() {
+                return str::from_utf8(value).ok();
+            }
+            rest = after.strip_prefix(b"\"")?;
+        }
+    }
+}
+
+/// Returns where the quoted value ends.
+fn closing_quote(text: &[u8]) -> Option<usize> {
+    let mut escaped = false;
+    text.iter().position(|byte| {
+        let is_end = *byte == b'"' && !escaped;
+        escaped = *byte == b'\\' && !escaped;
+        is_end
+    })
 }
 
 /// Returns what follows the labels' closing brace. Quoted values may contain braces and escaped quotes.
@@ -80,6 +106,22 @@ mod tests {
             "m +0.25E+1",
         ] {
             assert_eq!(read(line), [("m", Some(2.5))], "{line}");
+        }
+    }
+
+    #[test]
+    fn a_label_is_found_by_its_name_whatever_the_others_contain() {
+        let label = |line: &'static str, name: &str| samples(line.as_bytes()).next().unwrap().label(name);
+        for line in [
+            r#"m{b="x"} 1"#,
+            r#"m{a="b=\"y\",", b="x"} 1"#,
+            r#"m{ab="y",b="x",} 1"#,
+            r#"m{a="\\",b="x"} 1 # {b="y"} 2"#,
+        ] {
+            assert_eq!(label(line, "b"), Some("x"), "{line}");
+        }
+        for line in ["m 1", "m{} 1", r#"m{ab="x"} 1"#, r#"m{a="x"} 1 # {b="y"} 2"#, r#"m{b="x"#] {
+            assert_eq!(label(line, "b"), None, "{line}");
         }
     }
 

@@ -90,8 +90,8 @@ impl ConnectionPool {
         result
     }
 
-    /// Lends an empty buffer to assemble a request in.
-    pub(super) fn with_write_buffer<T>(&self, with: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+    /// Lends an empty buffer to assemble a request or a response in. A nested call gets a buffer of its own.
+    pub(crate) fn with_write_buffer<T>(&self, with: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let mut buffer = self.0.write_buffer.take();
         buffer.clear();
         let result = with(&mut buffer);

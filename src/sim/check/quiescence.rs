@@ -1,6 +1,7 @@
 //! The end of a simulated world: demand and faults stop, and nothing may be left over.
 
 use crate::{
+    driver::UnsettledWork,
     sim::{
         process::SimulatedProcessPhase,
         scenario::ScenarioAction,
@@ -8,6 +9,9 @@ use crate::{
     },
     units::Millis,
 };
+
+/// Limit on the turns until the world is at rest.
+const MAX_QUIESCENCE_TURNS: u32 = 50_000;
 
 impl SimulatedWorld {
     /// Stops demand and faults, and checks that the world comes to rest in time.
@@ -17,8 +21,10 @@ impl SimulatedWorld {
         let mut steps = 0;
         while self.step_until(end)? {
             steps += 1;
-            if steps > 50_000 {
-                self.record_violation("the world does not become quiescent".to_owned());
+            if steps > MAX_QUIESCENCE_TURNS {
+                let work = "turns since the end of all demand";
+                let work = UnsettledWork::new(work, MAX_QUIESCENCE_TURNS, &self.last_events, &[]);
+                self.record_violation(format!("the world does not become quiescent: {work}"));
                 break;
             }
         }
@@ -35,9 +41,10 @@ impl SimulatedWorld {
         self.tally.add("shutdowns");
         self.apply_action(ScenarioAction::Shutdown { stop_engines });
         let end = self.now + Millis::secs(120);
+        // A loop of turns at one moment is a violation, so this ends.
         while self.step_until(end)? {}
         self.now = end;
-        if !self.fleet.is_finished() {
+        if !self.core.fleet().is_finished() {
             self.record_violation("the shutdown does not end".to_owned());
         }
         if let Some(left) = self.machine.processes.keys().next().filter(|_| stop_engines) {

@@ -10,8 +10,8 @@ use crate::{
         Fleet, Plan,
         event::{Event, LearnedMeasurements, Planner},
     },
+    journal::{self, JournalLine},
     model::{Accelerator, AcceleratorId, FleetConfig, FleetSettings, ModelName},
-    sim::journal::{self, JournalLine},
     units::{Bytes, Tick},
 };
 

@@ -1,9 +1,8 @@
 use super::*;
 use crate::{
+    journal::JournalLine,
     model::{Accelerator, EngineMemory, FleetSettings},
-    sim::{
-        Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, journal::JournalLine, simulated_model,
-    },
+    sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, simulated_model},
     units::Bytes,
 };
 

@@ -56,6 +56,17 @@ pub struct ProxyArgs {
     /// How long a client may pause in a request's body, and how long the first 64 KiB of the body may take
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s")]
     pub(super) body_timeout: Duration,
+    /// How long a request's head may take from its first byte, and how long a new connection may send nothing
+    #[arg(long, value_name = "TIME", value_parser = parse_positive_duration, default_value = "10s")]
+    pub(super) head_timeout: Duration,
+    /// How long a client's connection may stay open without a request after its last one
+    ///
+    /// Longer than any gateway keeps an idle connection.
+    #[arg(long, value_name = "TIME", value_parser = parse_positive_duration, default_value = "75s")]
+    pub(super) idle_timeout: Duration,
+    /// How long a client may read nothing of its response; while the gate is closed, 5 seconds at most
+    #[arg(long, value_name = "TIME", value_parser = parse_positive_duration, default_value = "60s")]
+    pub(super) stall_timeout: Duration,
     /// Maximum number of client connections, over all ports for requests; further ones wait until one ends
     #[arg(long, value_name = "COUNT", default_value_t = 2048)]
     pub(super) max_connections: usize,
@@ -145,6 +156,15 @@ fn parse_duration(text: &str) -> Result<Duration, rouse::units::Error> {
     text.parse().map(Millis::duration)
 }
 
+/// For deadlines of which 0 would end every connection at once.
+fn parse_positive_duration(text: &str) -> Result<Duration, String> {
+    match parse_duration(text) {
+        Ok(Duration::ZERO) => Err("must be more than 0".into()),
+        Ok(duration) => Ok(duration),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 fn parse_engine_kind(name: &str) -> Result<EngineKind, String> {
     Ok(match name {
         "vllm" => EngineKind::Vllm,
@@ -186,6 +206,16 @@ mod tests {
         assert_eq!(earlier(&["--debug-port=7"]), Some((vec![8000], 8001, 8002, 7)));
         let two = earlier(&["--relay-port=1", "--relay-port=2"]);
         assert_eq!(two, Some((vec![1, 2], 8001, 8002, 8003)));
+    }
+
+    #[test]
+    fn no_deadline_of_a_connection_is_zero() {
+        let parsed = |flag: &str| ProxyFlagsLine::try_parse_from(["proxy", flag]).map(|line| line.args);
+        assert_eq!(parsed("--head-timeout=250ms").unwrap().head_timeout, Duration::from_millis(250));
+        for flag in ["--head-timeout=0s", "--idle-timeout=0s", "--stall-timeout=0s"] {
+            let error = parsed(flag).unwrap_err().to_string();
+            assert!(error.contains("must be more than 0"), "{flag}: {error}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use rouse_net::{downstream::DateCache, relay::ConnectionPool};
+use rouse_net::{relay::ConnectionPool, server::DateCache};
 use tokio::{
     net::TcpStream,
     runtime::LocalOptions,
@@ -35,7 +35,7 @@ use socket::RelaySocket;
 /// Pause after a failed accept, for example without free descriptors. It ends earlier when a connection of this thread
 /// ends.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(500);
-/// Accept errors tolerated at shutdown.
+/// Accept errors in a row tolerated at shutdown, once no connection is open that could free a descriptor.
 const MAX_FINAL_ACCEPT_ERRORS: u32 = 8;
 
 /// Sends listeners and the shutdown to the relay threads.
@@ -146,6 +146,8 @@ struct RelayConnections {
     open: RefCell<BTreeMap<u64, Rc<RelaySocket>>>,
     next_id: Cell<u64>,
     permits: Arc<Semaphore>,
+    /// Each connection ends after its current request.
+    draining: Cell<bool>,
     /// Notified when a connection ends.
     connection_ended: Notify,
 }
@@ -169,6 +171,7 @@ fn run_thread(proxy: Arc<Proxy>, start: RelayThreadSetup) -> io::Result<()> {
             open: RefCell::default(),
             next_id: Cell::new(0),
             permits: places,
+            draining: Cell::new(false),
             connection_ended: Notify::new(),
         });
         let mut accepting = Vec::new();
@@ -182,10 +185,12 @@ fn run_thread(proxy: Arc<Proxy>, start: RelayThreadSetup) -> io::Result<()> {
             let accept = accept(listener, Rc::clone(&connections), closes.clone());
             accepting.push(tokio::task::spawn_local(accept));
         }
+        // Before the last connections are accepted, because that may need the descriptors of those that end.
+        connections.begin_drain();
         for accepting in accepting {
             accepting.await.unwrap_or_default();
         }
-        connections.drain().await;
+        connections.wait_until_closed().await;
         Ok(())
     })
 }
@@ -226,29 +231,34 @@ async fn accept(
     accept_queued(
         || listener.accept().map(|(stream, _)| stream),
         served,
-        async |error| connections.wait_after_accept_error(&error).await,
+        async |error| {
+            connections.wait_after_accept_error(&error).await;
+            connections.context.proxy.metrics.open_counts().0 > 0
+        },
     )
     .await;
 }
 
-/// Accepts all queued connections. An error may concern one connection only, or pass in a moment.
+/// Accepts all queued connections. An error may concern one connection only, or pass in a moment. `pause` waits after
+/// an error, and returns whether other connections are open: each may free the descriptor that is missing.
 async fn accept_queued<T>(
     mut accept: impl FnMut() -> io::Result<T>,
     mut serve: impl FnMut(T),
-    mut pause: impl AsyncFnMut(io::Error),
+    mut pause: impl AsyncFnMut(io::Error) -> bool,
 ) {
     let mut tries = 0;
     while tries < MAX_FINAL_ACCEPT_ERRORS {
         match accept() {
-            Ok(stream) => serve(stream),
+            Ok(stream) => {
+                tries = 0;
+                serve(stream);
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             Err(error) if is_transient(&error) => {}
-            Err(error) => {
-                tries += 1;
-                pause(error).await;
-            }
+            Err(error) => tries = if pause(error).await { 0 } else { tries + 1 },
         }
     }
+    tracing::warn!("cannot accept the last connections, closing the listener with them");
 }
 
 /// The peer disconnected before its connection was accepted.
@@ -265,6 +275,9 @@ impl RelayConnections {
         }
         let number = self.next_id.replace(self.next_id.get() + 1);
         let socket = RelaySocket::new(stream);
+        if self.draining.get() {
+            socket.close();
+        }
         self.open.borrow_mut().insert(number, Rc::clone(&socket));
         let connections = Rc::clone(self);
         let present = self.context.proxy.metrics.connection();
@@ -282,15 +295,19 @@ impl RelayConnections {
         drop(timeout(ACCEPT_RETRY_DELAY, self.connection_ended.notified()).await);
     }
 
-    /// Ends every connection after its current request, and returns when none is left.
-    async fn drain(&self) {
+    /// Ends every connection after its current request: those that are open, and those that are accepted from now on.
+    fn begin_drain(&self) {
+        self.draining.set(true);
+        self.open.borrow().values().for_each(|socket| socket.close());
+    }
+
+    /// Returns when no connection is open.
+    async fn wait_until_closed(&self) {
         loop {
             let ended = self.connection_ended.notified();
-            let open: Vec<_> = self.open.borrow().values().map(Rc::clone).collect();
-            if open.is_empty() {
+            if self.open.borrow().is_empty() {
                 return;
             }
-            open.iter().for_each(|socket| socket.close());
             ended.await;
         }
     }
@@ -334,10 +351,36 @@ mod tests {
         ]
         .into_iter();
         let (mut served, mut pauses) = (Vec::new(), 0);
-        accept_queued(|| queue.next().unwrap(), |stream| served.push(stream), async |_| pauses += 1).await;
+        let pause = async |_: io::Error| {
+            pauses += 1;
+            false
+        };
+        accept_queued(|| queue.next().unwrap(), |stream| served.push(stream), pause).await;
         assert_eq!((served, pauses), (vec![1, 2, 3], 2), "and the queue is empty then");
         // A permanent error ends the loop.
-        accept_queued(|| failed(HostUnreachable), |_: i32| (), async |_| pauses += 1).await;
+        let pause = async |_: io::Error| {
+            pauses += 1;
+            false
+        };
+        accept_queued(|| failed(HostUnreachable), |_: i32| (), pause).await;
         assert_eq!(pauses, 2 + MAX_FINAL_ACCEPT_ERRORS);
+    }
+
+    #[tokio::test]
+    async fn the_last_connections_are_accepted_when_others_have_freed_their_descriptors() {
+        // Many more errors than are tolerated in a row without an open connection.
+        let open = Cell::new(10 * MAX_FINAL_ACCEPT_ERRORS);
+        let mut queue = vec![1, 2, 3].into_iter();
+        let accept = || match open.get() {
+            0 => queue.next().ok_or_else(|| io::ErrorKind::WouldBlock.into()),
+            _ => Err(io::Error::from_raw_os_error(nix::errno::Errno::EMFILE as i32)),
+        };
+        let mut served = Vec::new();
+        let pause = async |_: io::Error| {
+            open.set(open.get() - 1);
+            open.get() > 0
+        };
+        accept_queued(accept, |stream| served.push(stream), pause).await;
+        assert_eq!(served, [1, 2, 3]);
     }
 }

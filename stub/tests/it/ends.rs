@@ -312,3 +312,40 @@ fn so_many_clients_are_connected_and_the_next_when_one_has_left() {
     second.socket().set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     assert!(second.try_more().unwrap());
 }
+
+#[test]
+fn a_body_that_is_half_there_at_the_signal_is_read_and_answered() {
+    let engine = sim("--ttft 1ms --itl 1ms");
+    let mut stub = stub_before(engine.address, &[]);
+    let relay = stub.relay();
+    // No `Connection: close`: the stub must end the connection.
+    let request = relay.request("POST", "/v1/chat/completions", "", &chat(1));
+    let (first, rest) = request.split_at(request.len() - 20);
+    let mut open = relay.open(first);
+    until("it is served", || stub.get("debug", "/debug/state").json()["connections"] == 1);
+    stub.signal(Signal::SIGTERM);
+    until("nobody is accepted", || TcpStream::connect(relay.address).is_err());
+    open.write(rest);
+    let answer = open.rest();
+    assert_eq!((answer.status, answer.header("connection")), (200, "close"), "{}", answer.text());
+    assert!(answer.complete && answer.text().contains("[DONE]"), "{}", answer.text());
+    assert_eq!(stub.wait_exit().code(), Some(0));
+}
+
+#[test]
+fn every_request_that_waits_for_a_place_at_the_signal_is_answered() {
+    let engine = sim("--ttft 1ms --itl 20ms");
+    let mut stub = stub_before(engine.address, &["--max-connections=1"]);
+    let relay = stub.relay();
+    let first = relay.stream(40);
+    let request = relay.request("POST", "/v1/chat/completions", "", &chat(2));
+    let waiting: Vec<TestExchange> = (0..30).map(|_| relay.open(&request)).collect();
+    stub.signal(Signal::SIGTERM);
+    for open in waiting {
+        let answer = open.rest();
+        assert_eq!((answer.status, answer.header("connection")), (200, "close"), "{}", answer.text());
+        assert!(answer.complete && answer.text().contains("[DONE]"), "{}", answer.text());
+    }
+    assert!(first.all().contains("[DONE]"));
+    assert_eq!(stub.wait_exit().code(), Some(0));
+}

@@ -9,6 +9,7 @@ mod early;
 mod ends;
 mod gate;
 mod gpu;
+mod limits;
 mod load_reports;
 mod memory_limits;
 mod passthrough;

@@ -31,6 +31,10 @@ pub struct SaturationSpec {
     /// version. `doc`: those of its design document. Default: `rouse`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<SaturationProfileSpec>,
+    /// How the size of a step up is found. `percent`: by the use of the KV caches and the lengths of the queues.
+    /// `tokens`: by the tokens that the requests need and that an engine takes, where every engine reports its size.
+    #[serde(default)]
+    pub analyzer: AnalyzerSpec,
     /// Share of its KV cache at which an engine counts as saturated.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0, "maximum" = 1))]
@@ -47,6 +51,14 @@ pub struct SaturationSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0))]
     pub queue_spare_trigger: Option<f64>,
+    /// When the model has no engine. Default: the rule of its cooldownPeriod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scale_to_zero: Option<ScaleToZeroSpec>,
+    /// How free accelerators limit the targets. `none`: not at all, an engine without memory waits. `inventory`: a
+    /// target rises only by the engines for which accelerators of its type are free in the pools; of several models the
+    /// one with the highest priority goes first, and of its variants the one with the least spare KV cache.
+    #[serde(default)]
+    pub limiter: LimiterSpec,
     /// How long fewer engines must have been enough before the model has fewer. Default: the gateway's
     /// `kubernetes.saturation.stabilisation`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -68,6 +80,41 @@ pub enum SaturationProfileSpec {
     Doc,
     Latest,
     Rouse,
+}
+
+/// How the size of a step up is found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum AnalyzerSpec {
+    #[default]
+    Percent,
+    Tokens,
+}
+
+/// How free accelerators limit the targets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum LimiterSpec {
+    #[default]
+    None,
+    Inventory,
+}
+
+/// When a model has no engine at all.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[x_kube(
+    validation = Rule::new("!has(self.after) || self.enabled")
+        .message("after is only for enabled true: remove it, because with enabled false one engine always runs"),
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ScaleToZeroSpec {
+    /// Whether the model may have no engine. `false`: one engine of the cheapest variant always runs.
+    #[serde(default = "yes")]
+    pub enabled: bool,
+    /// How long nothing must have been requested before the model has no engine. It replaces cooldownPeriod.
+    /// Default: cooldownPeriod, or 10m if that is `never`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after: Option<Span>,
 }
 
 /// Which engines of other models make room.

@@ -33,6 +33,14 @@ fn index(models: &[(&str, Value)]) -> Arc<Resolved> {
     index.resolved()
 }
 
+/// The changes with the default number of nodes at a time.
+fn changes<'a>(
+    resolved: &Resolved,
+    existing: impl IntoIterator<Item = &'a Warmup>,
+) -> Vec<OwnedWarmupChange> {
+    super::changes(resolved, existing, 2)
+}
+
 fn auto() -> Value {
     json!({"warmup": "auto"})
 }
@@ -81,6 +89,15 @@ fn a_warmup_that_differs_is_corrected_and_what_a_user_added_stays() {
 }
 
 #[test]
+fn another_number_of_nodes_at_a_time_is_written_into_the_warmups_that_exist() {
+    let resolved = index(&[("a", auto())]);
+    let warmup = stored(&created(&resolved));
+    let all = super::changes(&resolved, [&warmup], 5);
+    let [OwnedWarmupChange::Update { object, .. }] = all.as_slice() else { panic!("{all:?}") };
+    assert_eq!(object["spec"]["policies"]["parallelism"], 5);
+}
+
+#[test]
 fn it_goes_when_it_is_switched_off_and_stays_while_the_model_has_an_error() {
     let warmup = stored(&created(&index(&[("a", auto())])));
     for fields in [json!({}), json!({"warmup": "never"})] {
@@ -109,7 +126,7 @@ fn a_warmup_of_a_user_or_of_an_earlier_model_is_left_alone() {
 #[test]
 fn a_change_is_tried_again_after_a_pause_and_not_before() {
     let resolved = index(&[("a", auto())]);
-    let mut warmups = OwnedWarmups::default();
+    let mut warmups = OwnedWarmups::new(2);
     let start = Tick::default() + Millis::secs(1000);
     assert_eq!(warmups.due(&resolved, [], start).len(), 1);
     assert_eq!(warmups.next_deadline(), Some(start + Millis::secs(10)));

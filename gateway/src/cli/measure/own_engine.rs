@@ -19,7 +19,7 @@ use tokio::{sync::mpsc, time};
 use super::sequence::MeasurePlan;
 use crate::{
     app::wall_anchored_clock,
-    cli::show::replace_control_chars,
+    cli::{screen::interrupted, show::replace_control_chars},
     platform::local::{EngineMemoryMeter, LocalPlatform, RecordedEngine, StateDirLock},
 };
 
@@ -150,11 +150,20 @@ impl OwnEngine {
         self.until_ready(limit, "wake").await
     }
 
-    /// Ends the engine, and unlocks the state directory.
+    /// Ends the engine, and unlocks the state directory. An interrupt meanwhile kills the engine.
+    ///
+    /// The engine's end is awaited then, too: the next start must find the memory free.
     pub(super) async fn end(mut self) {
         if self.has_process {
             let (engine, generation) = (self.id.clone(), self.generation);
-            if let Err(error) = self.stop(&engine, generation).await {
+            let stopped = tokio::select! {
+                stopped = self.stop(&engine, generation) => stopped,
+                () = interrupted() => {
+                    eprintln!("rouse-gateway: interrupted while {engine} ends; killing it");
+                    self.stop_within(Millis::ZERO, &engine, generation).await
+                }
+            };
+            if let Err(error) = stopped {
                 eprintln!("rouse-gateway: {error}");
             }
         }
@@ -163,6 +172,16 @@ impl OwnEngine {
 
     async fn stop(&mut self, engine: &EngineId, generation: Generation) -> anyhow::Result<()> {
         let grace = self.config.core.settings.timeouts.stop_grace;
+        self.stop_within(grace, engine, generation).await
+    }
+
+    /// Stops an engine, by force after the grace, and waits for its end.
+    async fn stop_within(
+        &mut self,
+        grace: Millis,
+        engine: &EngineId,
+        generation: Generation,
+    ) -> anyhow::Result<()> {
         let command = Command::Stop { engine: engine.clone(), generation, grace, successor: None };
         self.platform.submit(command);
         let gone = async {

@@ -10,19 +10,16 @@ use std::{
 
 use clap::Args;
 use rouse::{
-    error_chain,
+    error_chain, journal,
     model::{AcceleratorRequirement, FleetConfig, ModelName},
-    sim::{
-        journal,
-        what_if::{
-            AcceleratorCount, MachineChanges, MachineRecord, MachineReport, RecordedRequest, TransitionTimes,
-            read_journal_record, simulate_machine,
-        },
+    sim::what_if::{
+        AcceleratorCount, MachineChanges, MachineRecord, MachineReport, RecordedRequest, TransitionTimes,
+        read_journal_record, simulate_machine,
     },
     units::{Bytes, Millis, pluralize},
 };
 
-use self::access_log::AccessLogRequests;
+use self::{access_log::AccessLogRequests, run_table::MachineComparison};
 
 /// Flags that concern a trace alone.
 const TRACE_ARGS: [&str; 10] = [
@@ -82,7 +79,7 @@ struct MachineInput {
 #[derive(Debug)]
 pub(super) struct MachineOutput {
     pub(super) text: String,
-    /// For standard error.
+    /// For standard error. Empty if they are in the text.
     pub(super) notes: Vec<String>,
 }
 
@@ -92,11 +89,11 @@ impl MachineArgs {
         !self.journal.is_empty() || self.config.is_some()
     }
 
-    /// Simulates the machine as it was, and with the changes if there are any.
+    /// Simulates the machine as it was, and with the changes if there are any. The result is a table, or `json`.
     ///
     /// # Errors
     /// Why the input cannot be simulated, for its author.
-    pub(super) fn run(&self, start_time: Millis) -> Result<MachineOutput, String> {
+    pub(super) fn run(&self, start_time: Millis, json: bool) -> Result<MachineOutput, String> {
         let mut input = self.read()?;
         input.leave_out_unknown_models();
         if input.requests.is_empty() {
@@ -116,13 +113,22 @@ impl MachineArgs {
         };
         let recorded = MachineReport::of_recording(&requests);
         let mut runs = vec![("recorded", recorded), ("simulated", simulate(&machine)?)];
-        let mut text = run_table::title(&requests, &machine.configuration);
+        let mut described = None;
         if !changes.is_empty() {
             runs.push(("changed", simulate(&changed)?));
-            text.push_str(&format!("changed: {}\n", run_table::describe(&changes, &changed.configuration)));
+            described = Some(run_table::describe(&changes, &changed.configuration));
         }
-        text.push_str(&format!("\n{}", run_table::render(&runs)));
-        Ok(MachineOutput { text, notes })
+        let comparison = MachineComparison {
+            requests: &requests,
+            configuration: &machine.configuration,
+            changes: described,
+            runs,
+        };
+        if json {
+            let text = format!("{}\n", comparison.to_json(&notes));
+            return Ok(MachineOutput { text, notes: Vec::new() });
+        }
+        Ok(MachineOutput { text: comparison.render(), notes })
     }
 
     fn read(&self) -> Result<MachineInput, String> {

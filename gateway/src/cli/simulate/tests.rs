@@ -33,6 +33,54 @@ fn the_table_has_a_line_for_each_autoscaler_and_the_plots_are_written() {
 }
 
 #[test]
+fn the_json_has_what_the_table_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("trace.csv");
+    let lines: String = (0..1200).map(|second| format!("{second},2000,600\n")).collect();
+    std::fs::write(&trace, lines).unwrap();
+    let trace = trace.to_str().unwrap();
+    let words = [trace, "--max-replicas", "4", "--start-time", "90s"];
+    let printed = |more: &[&str]| {
+        let mut out = Vec::new();
+        run(&args(&[words.as_slice(), more].concat()), &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    };
+    let (table, json) = (printed(&[]), printed(&["--json"]));
+    assert_eq!(json.lines().count(), 1, "{json}");
+    let value: Value = serde_json::from_str(&json).unwrap();
+    let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{value} in {json}"));
+    let span = |name: &str| Millis(value[name].as_u64().unwrap());
+    let (name, requests) = (value["trace"].as_str().unwrap(), &value["requests"]);
+    let title = format!(
+        "{name}: {requests} requests in {}; a replica starts in {}",
+        span("lasts"),
+        span("startTime")
+    );
+    assert_eq!(table.lines().next(), Some(title.as_str()));
+    assert_eq!((name, span("startTime")), (trace, Millis::secs(90)));
+    let autoscalers = value["autoscalers"].as_array().unwrap();
+    for (line, one) in table.lines().skip(3).zip(autoscalers) {
+        let cells = [
+            one["autoscaler"].as_str().unwrap().to_owned(),
+            Millis(one["saturated"].as_u64().unwrap()).to_string(),
+            format!("{:.2}", number(&one["replicaHours"])),
+            format!("{:.2}", number(&one["cost"])),
+        ];
+        assert!(line.split_whitespace().take(4).eq(cells), "{line} is not {one}");
+        let shown: Vec<f64> =
+            line.split_whitespace().skip(4).map(|cell| cell.trim_end_matches('s').parse().unwrap()).collect();
+        let [mean, p99, queue] = ["ttftMean", "ttftP99", "queueMean"].map(|name| number(&one[name]));
+        // The table rounds to the number of digits that it shows.
+        for (shown, exact, digit) in
+            [(shown[0], mean / 1000.0, 0.01), (shown[1], p99 / 1000.0, 0.1), (shown[2], queue, 0.1)]
+        {
+            assert!((shown - exact).abs() <= digit, "{line} is not {one}");
+        }
+    }
+    assert_eq!(autoscalers.len(), 3, "{json}");
+}
+
+#[test]
 fn a_trace_that_is_none_is_refused_with_its_line() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("trace.csv");

@@ -9,6 +9,8 @@ use std::{
 
 use super::*;
 
+mod slow_disks;
+
 /// A disk with limited room that keeps what was written. With a `hold`, writes block until it is dropped.
 struct FakeDisk {
     room: Arc<AtomicUsize>,

@@ -213,3 +213,12 @@ async fn what_holds_much_must_come_faster() {
     };
     tokio::time::timeout(Duration::from_secs(2), slow).await.expect("still read");
 }
+
+#[test]
+fn a_body_with_broken_framing_is_refused_with_the_reason_and_one_that_ends_early_is_a_disconnect() {
+    let fault = |error| body_error_fault(&client_body::Error::Http1(error));
+    let broken = fault(RequestBodyError::Malformed("no size"));
+    assert!(matches!(&broken, Fault::InvalidRequest { message, .. } if message.ends_with(": no size")));
+    let gone = fault(RequestBodyError::Disconnected);
+    assert!(matches!(gone, Fault::ClientDisconnected { phase: DisconnectPhase::Connecting }));
+}

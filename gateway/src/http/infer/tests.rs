@@ -26,7 +26,9 @@ const THERE: &str = "127.0.0.2:0";
 
 #[tokio::test]
 async fn a_client_without_a_key_is_the_user_or_session_that_it_names_else_its_address() {
-    let mut gateway = InProcessGateway::start(|_| {});
+    let mut gateway = InProcessGateway::start(|config| {
+        config.proxies.networks = vec!["127.0.0.0/8".parse().unwrap()];
+    });
     let gateway = &mut gateway;
     let mut told_apart = BTreeSet::new();
     for same in [
@@ -39,6 +41,7 @@ async fn a_client_without_a_key_is_the_user_or_session_that_it_names_else_its_ad
             (THERE, "x-forwarded-for: 10.0.0.1\r\n", r#","prompt_cache_key":"two""#),
         ],
         [(HERE, "x-forwarded-for: 10.0.0.1\r\n", ""), (THERE, "x-forwarded-for: 10.0.0.1\r\n", "")],
+        [(HERE, "x-forwarded-for: 2001:db8::1\r\n", ""), (THERE, "x-forwarded-for: 2001:db8::2\r\n", "")],
         [(HERE, "", ""), (HERE, "", r#","n":1"#)],
         [(THERE, "", ""), (THERE, "", r#","n":1"#)],
     ] {
@@ -47,6 +50,18 @@ async fn a_client_without_a_key_is_the_user_or_session_that_it_names_else_its_ad
         assert_eq!(known, client(gateway, second.0, second.1, second.2).await, "{same:?}");
         assert!(told_apart.insert(known), "as somebody else before: {same:?}");
     }
+}
+
+#[tokio::test]
+async fn a_client_that_is_no_proxy_is_its_own_address_whatever_it_forwards() {
+    let mut gateway = InProcessGateway::start(|_| {});
+    let gateway = &mut gateway;
+    let own = client(gateway, HERE, "", "").await;
+    for header in ["x-forwarded-for: 10.0.0.1\r\n", "forwarded: for=10.0.0.1\r\n", "x-real-ip: 10.0.0.1\r\n"]
+    {
+        assert_eq!(client(gateway, HERE, header, "").await, own, "{header}");
+    }
+    assert_ne!(client(gateway, THERE, "", "").await, own);
 }
 
 #[tokio::test]

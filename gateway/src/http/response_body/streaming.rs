@@ -18,10 +18,10 @@ use http_body::Body as _;
 use rouse::{fault::DisconnectPhase, fleet::quote::WaitRange};
 use rouse_config::OnDisconnect;
 use rouse_net::{
-    downstream,
     lease::Gate,
     openai::{self, ApiSchema, heartbeat::heartbeat},
     relay::{ScratchFrame, headers::is_readable_stream},
+    server::ScratchBody,
 };
 use tokio::time::{Instant, Sleep};
 
@@ -58,7 +58,7 @@ pub(super) enum StreamingState {
     Waiting(WaitingStream),
     Relayed(EngineResponseBody),
     Refused(Box<EngineRefusalBody>),
-    /// The last event is handed over. An error ends the connection at once and discards what hyper still holds, so the
+    /// The last event is handed over. An error ends the connection at once and discards what it still holds, so the
     /// event must be written first.
     Failing {
         remainder: Option<Bytes>,
@@ -191,7 +191,7 @@ impl StreamingBody {
         loop {
             match &mut *state {
                 StreamingState::Relayed(body) => {
-                    match ready!(downstream::ScratchBody::poll_frame_into(body, memory.as_deref_mut(), cx)) {
+                    match ready!(ScratchBody::poll_frame_into(body, memory.as_deref_mut(), cx)) {
                         // This event is the relay's last. Only this body knows when the event is written.
                         Some(Ok(ScratchFrame::Owned(event))) if body.is_broken() => {
                             return self.send_last_event(&mut state, event);
@@ -262,7 +262,8 @@ impl StreamingBody {
                     if let Some(rest) = rest.take() {
                         return self.hand_over(ScratchFrame::Owned(rest), Instant::now());
                     }
-                    if !flushed.poll(&self.socket, cx) {
+                    // HTTP/1.1's connection asks again only when the last frame is written and flushed.
+                    if self.socket.is_multiplexed() && !flushed.poll(&self.socket, cx) {
                         ready!(deadline.as_mut().poll(cx));
                     }
                     *state = StreamingState::Aborted;

@@ -92,11 +92,14 @@ async fn a_client_of_http2_that_reads_late_still_reads_why_its_stream_broke() {
     assert!(read.contains("\"code\":\"engine_failed\"") && read.ends_with("}\n\n"), "{read}");
 }
 
-/// A connection's socket, and a body on it whose last event was just handed over.
+/// An HTTP/2 connection's socket, and a body on it whose last event was just handed over.
 async fn failing(patience: Duration) -> (TcpStream, Rc<ClientSocket>, Rc<StreamingBody>) {
     let (client, socket, streaming_body) = waiting(patience).await;
-    let event = poll_fn(|cx| streaming_body.poll(None, cx)).await;
-    assert!(matches!(event, Some(Ok(_))));
+    socket.set_multiplexed();
+    // The event's last byte is a frame of its own.
+    for _ in 0..2 {
+        assert!(matches!(poll_fn(|cx| streaming_body.poll(None, cx)).await, Some(Ok(_))));
+    }
     (client, socket, streaming_body)
 }
 
@@ -125,7 +128,6 @@ async fn waiting(patience: Duration) -> (TcpStream, Rc<ClientSocket>, Rc<Streami
         grace: rouse::units::Millis(0),
         heartbeat: rouse::units::Millis::secs(9),
         responses_heartbeat_events: false,
-        bypass_hyper: false,
     };
     let live = StreamingBody::waiting(response, Some((&stream, Box::new(|| None))), parts);
     (client, socket, live)
@@ -143,6 +145,14 @@ async fn a_broken_answer_ends_when_its_last_event_is_written_and_not_when_it_is_
     }
     let mut io = Box::pin(socket.io());
     poll_fn(|cx| io.as_mut().poll_flush(cx)).await.unwrap();
+    assert!(matches!(poll(&streaming_body), Poll::Ready(Some(Err(ResponseAborted)))));
+}
+
+/// HTTP/1.1's connection asks for the next frame only when the last one is out.
+#[tokio::test]
+async fn a_broken_answer_over_http1_ends_when_it_is_asked_again() {
+    let (_client, _socket, streaming_body) = waiting(Duration::from_secs(60)).await;
+    assert!(matches!(poll(&streaming_body), Poll::Ready(Some(Ok(_)))));
     assert!(matches!(poll(&streaming_body), Poll::Ready(Some(Err(ResponseAborted)))));
 }
 

@@ -8,9 +8,8 @@ use super::*;
 use crate::http::testing::PROMPT_TIMEOUT;
 
 /// Starts a gateway whose one model is behind a server that proves this name.
-fn behind(name: &str, roots: RootCertStore, take_over: bool) -> InProcessGateway {
+fn behind(name: &str, roots: RootCertStore) -> InProcessGateway {
     InProcessGateway::start(|config| {
-        config.stream.bypass_hyper = take_over;
         change_model(config, |model| {
             let tls: Arc<dyn BackendTls> = Arc::new(upstream_tls::RootVerifiedTls::with_roots(name, roots));
             model.backend_origin =
@@ -24,8 +23,8 @@ async fn requests_and_streams_come_to_it_by_its_name_and_its_path_over_connectio
     // Configurations also name backends by their addresses.
     let names = ["localhost", "127.0.0.1", "::1"];
     let (server, roots) = rouse_testing::tls::server(&names);
-    for (name, take_over) in names.into_iter().flat_map(|name| [(name, true), (name, false)]) {
-        let gateway = behind(name, roots.clone(), take_over);
+    for name in names {
+        let gateway = behind(name, roots.clone());
         let gate = gateway.open_gate();
         let mut engine = CannedEngine::start_tls(json_response("{}"), &server).await;
         gateway.set_endpoints(&[(engine.address, &gate)]);
@@ -53,7 +52,7 @@ async fn requests_and_streams_come_to_it_by_its_name_and_its_path_over_connectio
 async fn nothing_is_sent_to_one_whose_certificate_is_of_nobody_known_or_for_another_name() {
     let (server, roots) = rouse_testing::tls::server(&["localhost"]);
     for (name, roots) in [("localhost", RootCertStore::empty()), ("other.example", roots)] {
-        let mut gateway = behind(name, roots, true);
+        let mut gateway = behind(name, roots);
         let mut engine = CannedEngine::start_tls(json_response("{}"), &server).await;
         let (first, second) = (gateway.open_gate(), gateway.open_gate());
         let mut client = gateway.connect().await;

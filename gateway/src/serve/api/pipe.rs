@@ -10,7 +10,7 @@ use tokio::{
 use super::WorkerConnections;
 use crate::{
     http::{ServerContext, WorkerContext},
-    serve::{ShutdownStage, balance::CoreLoads},
+    serve::{ShutdownStage, balance::CoreLoads, client_address::ConnectionSource},
 };
 
 /// One core. Use it on a local runtime, which runs the tasks that serve its clients.
@@ -28,11 +28,11 @@ impl PipeServer {
     /// Opens a connection and returns the client's end. `None`: the client's address gets no further connection.
     #[must_use]
     pub fn connect(&self, peer: SocketAddr) -> Option<DuplexStream> {
-        let limits = self.0.worker.server.config.load().limits;
-        let permit = self.0.address_limiter.admit(peer.ip(), &limits).ok()?;
+        let config = self.0.worker.server.config.load();
+        let source = ConnectionSource::accepted(peer, &config, &self.0.address_limiter).ok()?;
         let (near, far) = duplex(rouse_net::tcp::pipe::PIPE_CAPACITY_BYTES);
         let guard = self.0.loads.add_connection(0);
-        self.0.serve(near, peer, (permit, guard), ShutdownStage::Serving);
+        self.0.serve(near, peer, (source, guard), ShutdownStage::Serving);
         Some(far)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use rouse::fault::Fault;
 use rouse_net::lease::Gate;
 
 use super::*;

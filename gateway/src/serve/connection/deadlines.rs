@@ -1,139 +1,109 @@
 //! Deadlines of a connection: a slow head, idleness, a client that reads nothing, its end.
+//!
+//! [`rouse_net::server::deadlines`] measures them. This file decides what is due during an exchange, for HTTP/2, and at
+//! the gateway's end.
 
 use std::{
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
 use rouse_config::ApiLimits;
+use rouse_net::server::deadlines::{DeadlineTimer, Deadlines, IdleEnd, IdleLimits, IdleState, NextCheck};
 use tokio::time::{Instant, Sleep};
 
 use super::{ConnectionEnd, MAX_STALL_WHILE_DRAINING, TIMER_GRANULARITY};
 use crate::{
     http::response_body::StreamingBody,
-    serve::{
-        ShutdownStage,
-        socket::{ClientSocket, IdleState},
-    },
+    serve::{ShutdownStage, socket::ClientSocket},
 };
 
 /// How long an idle HTTP/2 client may take to answer a GOAWAY. Requests that it sent before are still served.
 const GOAWAY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long an HTTP/1.1 client may still use its kept connection once the gateway drains. The response then carries
-/// `connection: close`. A silent close could hit a request that is on its way, and the client could not know that the
-/// request never began.
+/// How long an HTTP/1.1 client may still use its kept connection once the gateway drains.
 const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The deadlines of one connection.
+/// The deadlines of one connection, and their timer.
 pub(super) struct ConnectionDeadlines<'a> {
+    rules: DeadlineRules<'a>,
+    checks: DeadlineTimer,
+}
+
+/// What is due when.
+struct DeadlineRules<'a> {
+    socket: &'a ClientSocket,
     limits: &'a ApiLimits,
     draining_since: Option<Instant>,
     terminate_at: Option<Instant>,
     /// When the gateway asked the client to end the connection.
     close_requested_at: Option<Instant>,
-    /// The timer fires within [`TIMER_GRANULARITY`] of the first detected stall; until then no check is needed.
-    checks_soon: bool,
-    /// The timer wakes the current task.
-    timer_armed: bool,
-}
-
-/// When the connection needs its next check.
-struct NextCheck {
-    at: Option<Instant>,
-    /// Also check within [`TIMER_GRANULARITY`], whichever comes first.
-    checks_soon: bool,
-}
-
-impl NextCheck {
-    fn earliest(&self) -> Option<Instant> {
-        let soon = self.checks_soon.then(|| Instant::now() + TIMER_GRANULARITY);
-        self.at.into_iter().chain(soon).min()
-    }
 }
 
 impl<'a> ConnectionDeadlines<'a> {
-    pub(super) const fn new(limits: &'a ApiLimits) -> Self {
+    pub(super) const fn new(limits: &'a ApiLimits, socket: &'a ClientSocket) -> Self {
         Self {
-            limits,
-            draining_since: None,
-            terminate_at: None,
-            close_requested_at: None,
-            checks_soon: false,
-            timer_armed: false,
+            rules: DeadlineRules {
+                socket,
+                limits,
+                draining_since: None,
+                terminate_at: None,
+                close_requested_at: None,
+            },
+            checks: DeadlineTimer::new(TIMER_GRANULARITY),
         }
     }
 
     /// Returns true the first time: the caller must then ask the client to end the connection.
     pub(super) fn request_close(&mut self) -> bool {
-        let first = self.close_requested_at.is_none();
-        self.close_requested_at.get_or_insert_with(Instant::now);
+        let first = self.rules.close_requested_at.is_none();
+        self.rules.close_requested_at.get_or_insert_with(Instant::now);
         first
     }
 
     /// Records whether the task is the same as in the last poll.
     pub(super) const fn note_same_task(&mut self, same: bool) {
-        self.timer_armed &= same;
+        self.checks.note_same_task(same);
     }
 
-    /// Checks the deadlines. The timer is moved only when something is due earlier; a timer that fires too early is set
-    /// again.
-    pub(super) fn poll(
-        &mut self,
-        socket: &ClientSocket,
-        mut timer: Pin<&mut Sleep>,
-        cx: &mut Context<'_>,
-    ) -> Poll<ConnectionEnd> {
-        if socket.stage() > ShutdownStage::Serving && self.draining_since.is_none() {
-            self.draining_since = Some(Instant::now());
+    /// Checks the deadlines. Ready when one of them ends the connection.
+    pub(super) fn poll(&mut self, timer: Pin<&mut Sleep>, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
+        let socket = self.rules.socket;
+        let rules = &mut self.rules;
+        if socket.stage() > ShutdownStage::Serving && rules.draining_since.is_none() {
+            rules.draining_since = Some(Instant::now());
         }
-        if socket.stage() == ShutdownStage::Terminating && self.terminate_at.is_none() {
-            self.terminate_at = Some(Instant::now() + 2 * TIMER_GRANULARITY);
+        if socket.stage() == ShutdownStage::Terminating && rules.terminate_at.is_none() {
+            rules.terminate_at = Some(Instant::now() + 2 * TIMER_GRANULARITY);
         }
-        // This runs once per frame, where reading the clock or polling an unchanged timer would be a good part of the
-        // cost.
-        if !self.checks_soon || socket.exchanges() == 0 {
-            let due = self.next_check(socket);
-            if let Some(at) = due.earliest()
-                && at < timer.deadline()
-            {
-                self.checks_soon = due.checks_soon;
-                self.timer_armed = false;
-                timer.as_mut().reset(at);
-            }
+        let end = ready!(self.checks.poll(&self.rules, timer, cx));
+        if matches!(end, ConnectionEnd::Stalled) {
+            tracing::debug!("closing the connection: the client does not read its response");
+            socket.streaming_bodies().iter().for_each(|streaming_body| streaming_body.note_stalled());
         }
-        if self.timer_armed && !timer.is_elapsed() {
-            return Poll::Pending;
-        }
-        while timer.as_mut().poll(cx).is_ready() {
-            let now = Instant::now();
-            if let Some(end) = self.expired(socket, now) {
-                if matches!(end, ConnectionEnd::Stalled) {
-                    tracing::debug!("closing the connection: the client does not read its response");
-                    socket.streaming_bodies().iter().for_each(|streaming_body| streaming_body.note_stalled());
-                }
-                return Poll::Ready(end);
-            }
-            let due = self.next_check(socket);
-            self.checks_soon = due.checks_soon;
-            timer.as_mut().reset(
-                due.earliest()
-                    .map_or(now + 60 * TIMER_GRANULARITY, |due| due.max(now + TIMER_GRANULARITY / 20)),
-            );
-        }
-        // Without budget the timer's poll registered no waker.
-        self.timer_armed = tokio::task::coop::has_budget_remaining();
-        Poll::Pending
+        Poll::Ready(end)
     }
 
-    fn next_check(&self, socket: &ClientSocket) -> NextCheck {
-        if socket.exchanges() == 0 {
-            let rest = self.idle_deadline(socket).0;
-            return NextCheck {
-                at: Some(self.terminate_at.map_or(rest, |ending| ending.min(rest))),
-                checks_soon: false,
-            };
+    #[cfg(test)]
+    pub(super) fn idle_deadline(&self) -> (Instant, ConnectionEnd) {
+        self.rules.idle_deadline()
+    }
+}
+
+impl Deadlines for DeadlineRules<'_> {
+    type End = ConnectionEnd;
+
+    fn is_idle(&self) -> bool {
+        self.socket.exchanges() == 0
+    }
+
+    fn next_check(&self) -> NextCheck {
+        let socket = self.socket;
+        if self.is_idle() {
+            let rest = self.idle_deadline().0;
+            let at = Some(self.terminate_at.map_or(rest, |ending| ending.min(rest)));
+            return NextCheck { at, checks_soon: false };
         }
         let soon = socket.write_blocked_since().is_some()
             || socket.any_stalled()
@@ -141,68 +111,64 @@ impl<'a> ConnectionDeadlines<'a> {
         NextCheck { at: self.terminate_at, checks_soon: soon }
     }
 
-    pub(super) fn idle_deadline(&self, socket: &ClientSocket) -> (Instant, ConnectionEnd) {
-        // The last response is complete for the gateway but still unsent, and the client's further requests are not
-        // read.
-        if let Some(since) = socket.write_blocked_since() {
-            return (since + self.limits.client_stall.duration(), ConnectionEnd::Stalled);
-        }
-        let head = self.limits.header_read.duration();
-        let idle = self.limits.connection_idle.duration();
-        match socket.idle_state() {
-            IdleState::KeepAlive { since }
-            | IdleState::NoRequest { since }
-            | IdleState::ReadingHead { since }
-                if socket.is_multiplexed() =>
-            {
-                let ends = match self.close_requested_at {
-                    // hyper ends the connection: its last GOAWAY names the accepted streams. This deadline is for a
-                    // client that does not answer.
-                    Some(asked) => since.max(asked) + GOAWAY_TIMEOUT,
-                    None => since + idle,
-                };
-                (ends, ConnectionEnd::Idle)
-            }
-            IdleState::KeepAlive { since } => {
-                (self.drain_deadline(since).unwrap_or(since + idle).min(since + idle), ConnectionEnd::Idle)
-            }
-            // A request sent right after the connection opened may be on its way, so allow twice the time of an idle
-            // connection.
-            IdleState::NoRequest { since } | IdleState::ReadingHead { since } => {
-                match self.drain_deadline(since).map(|at| at + DRAIN_IDLE_TIMEOUT) {
-                    Some(parts) if parts < since + head => (parts, ConnectionEnd::NotStarted),
-                    _ => (since + head, ConnectionEnd::SlowHead),
-                }
-            }
-        }
-    }
-
-    /// When the gateway gives up a connection that is idle since `since`, because the gateway drains.
-    fn drain_deadline(&self, since: Instant) -> Option<Instant> {
-        self.draining_since.map(|draining| since.max(draining) + DRAIN_IDLE_TIMEOUT)
-    }
-
-    fn expired(&self, socket: &ClientSocket, now: Instant) -> Option<ConnectionEnd> {
+    fn expired(&self, now: Instant) -> Option<ConnectionEnd> {
         if self.terminate_at.is_some_and(|at| at <= now) {
             return Some(ConnectionEnd::Terminating);
         }
-        if socket.exchanges() == 0 {
-            let (at, end) = self.idle_deadline(socket);
+        if self.is_idle() {
+            let (at, end) = self.idle_deadline();
             return (at <= now).then_some(end);
         }
-        let lives = socket.streaming_bodies();
+        self.stalled(now)
+    }
+}
+
+impl DeadlineRules<'_> {
+    /// When a connection without an exchange ends, and why.
+    fn idle_deadline(&self) -> (Instant, ConnectionEnd) {
+        let (state, blocked) = (self.socket.idle_state(), self.socket.write_blocked_since());
+        if self.socket.is_multiplexed() && blocked.is_none() {
+            let (IdleState::KeepAlive { since }
+            | IdleState::NoRequest { since }
+            | IdleState::ReadingHead { since }) = state;
+            let ends = match self.close_requested_at {
+                // hyper ends the connection: its last GOAWAY names the accepted streams. This deadline is for a client
+                // that does not answer.
+                Some(asked) => since.max(asked) + GOAWAY_TIMEOUT,
+                None => since + self.limits.connection_idle.duration(),
+            };
+            return (ends, ConnectionEnd::Idle);
+        }
+        let limits = IdleLimits {
+            head: self.limits.header_read.duration(),
+            keep_alive: self.limits.connection_idle.duration(),
+            write_stall: self.limits.client_stall.duration(),
+            drain: DRAIN_IDLE_TIMEOUT,
+        };
+        let (at, end) = limits.deadline(state, blocked, self.draining_since);
+        let end = match end {
+            IdleEnd::NotStarted => ConnectionEnd::NotStarted,
+            IdleEnd::SlowHead => ConnectionEnd::SlowHead,
+            IdleEnd::Idle => ConnectionEnd::Idle,
+            IdleEnd::Stalled => ConnectionEnd::Stalled,
+        };
+        (at, end)
+    }
+
+    /// Ends the connection, or a stream of it, if its client has read nothing for too long.
+    fn stalled(&self, now: Instant) -> Option<ConnectionEnd> {
+        let (socket, limit) = (self.socket, self.limits.client_stall.duration());
+        let bodies = socket.streaming_bodies();
         let patience = |streaming_body: &StreamingBody| {
-            let most = self.limits.client_stall.duration();
-            if streaming_body.is_engine_draining() { most.min(MAX_STALL_WHILE_DRAINING) } else { most }
+            if streaming_body.is_engine_draining() { limit.min(MAX_STALL_WHILE_DRAINING) } else { limit }
         };
         if let Some(since) = socket.write_blocked_since() {
-            let least = lives.iter().map(|streaming_body| patience(streaming_body)).min();
-            let most = least.unwrap_or_else(|| self.limits.client_stall.duration());
-            if since + most <= now {
+            let least = bodies.iter().map(|streaming_body| patience(streaming_body)).min();
+            if since + least.unwrap_or(limit) <= now {
                 return Some(ConnectionEnd::Stalled);
             }
         }
-        for streaming_body in lives {
+        for streaming_body in bodies {
             if streaming_body.stalled_since().is_some_and(|since| since + patience(&streaming_body) <= now) {
                 if !socket.is_multiplexed() {
                     return Some(ConnectionEnd::Stalled);
@@ -211,13 +177,8 @@ impl<'a> ConnectionDeadlines<'a> {
             }
         }
         // Aborted streams of a client that grants no window disappear only with their connection.
-        if socket.is_multiplexed()
-            && socket
-                .all_stalled_since()
-                .is_some_and(|since| since + self.limits.client_stall.duration() <= now)
-        {
-            return Some(ConnectionEnd::Stalled);
-        }
-        None
+        let all =
+            socket.is_multiplexed() && socket.all_stalled_since().is_some_and(|since| since + limit <= now);
+        all.then_some(ConnectionEnd::Stalled)
     }
 }

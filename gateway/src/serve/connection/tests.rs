@@ -1,12 +1,12 @@
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf},
+    io::AsyncWriteExt,
     net::{TcpListener, TcpStream},
 };
 
 use super::*;
 use crate::http::testing::InProcessGateway;
 
-mod hand_off;
+mod streams;
 
 #[tokio::test]
 async fn frames_that_are_none_and_floods_of_resets_break_http2_and_leaving_does_not() {
@@ -45,17 +45,14 @@ async fn a_head_behind_an_answer_that_is_not_out_is_not_timed_out_but_its_client
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let socket = ClientSocket::new(listener.accept().await.unwrap().0, ShutdownStage::Serving);
-    let mut io = Box::pin(socket.io());
     client.write_all(b"GET /").await.unwrap();
-    let mut room = [0; 64];
-    let mut buf = ReadBuf::new(&mut room);
-    poll_fn(|cx| io.as_mut().poll_read(cx, &mut buf)).await.unwrap();
-    let watch = ConnectionDeadlines::new(&limits);
-    assert!(matches!(watch.idle_deadline(&socket).1, ConnectionEnd::SlowHead));
+    assert!(!poll_fn(|cx| socket.poll_starts_with(cx, HTTP2_PREFACE)).await.unwrap());
+    let watch = ConnectionDeadlines::new(&limits, &socket);
+    assert!(matches!(watch.idle_deadline().1, ConnectionEnd::SlowHead));
     poll_fn(|cx| {
-        while io.as_mut().poll_write(cx, &[0; 1 << 16]).is_ready() {}
+        while socket.poll_write(cx, &[0; 1 << 16]).is_ready() {}
         Poll::Ready(())
     })
     .await;
-    assert!(matches!(watch.idle_deadline(&socket).1, ConnectionEnd::Stalled));
+    assert!(matches!(watch.idle_deadline().1, ConnectionEnd::Stalled));
 }

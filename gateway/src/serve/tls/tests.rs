@@ -2,7 +2,7 @@ use std::{fs, time::Duration};
 
 use rcgen::KeyPair;
 use rouse::fault::DisconnectPhase;
-use rouse_net::downstream::StallTrackingTcp;
+use rouse_net::server::StallTrackingTcp;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

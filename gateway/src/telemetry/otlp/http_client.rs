@@ -12,17 +12,17 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, Uri, header};
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper_util::rt::TokioIo;
-use opentelemetry_http::{HttpClient, HttpError};
-use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
+use http::{Request, Response, StatusCode};
+use opentelemetry_http::HttpError;
+use rouse_net::{
+    backend_origin::{BackendOrigin, BackendTls, Duplex, TlsHandshake},
+    http_client::{HttpClient, HttpClientError},
+    tcp::Tcp,
 };
+use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
 use tokio_rustls::TlsConnector;
 
+use super::EXPORT_TIMEOUT;
 use rouse_platform::upstream_tls;
 
 /// Limit for a response. A collector's is a few bytes.
@@ -33,6 +33,13 @@ pub(super) struct OtlpHttpClient {
     tls: Arc<ClientConfig>,
     /// The last error, since the exporter only reports that there was one.
     last_failure: Arc<Mutex<String>>,
+}
+
+/// TLS to the collector of this name.
+#[derive(Debug)]
+struct CollectorTls {
+    name: String,
+    config: Arc<ClientConfig>,
 }
 
 impl OtlpHttpClient {
@@ -52,51 +59,51 @@ impl OtlpHttpClient {
         self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    async fn send(self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        let host = request.uri().host().ok_or("the collector's address has no host")?;
-        let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        let secure = request.uri().scheme_str() == Some("https");
-        let port = request.uri().port_u16().unwrap_or(if secure { 443 } else { 80 });
-        let stream = TcpStream::connect((bare.as_str(), port)).await?;
-        stream.set_nodelay(true)?;
-        if secure {
-            let connector = TlsConnector::from(self.tls);
-            let stream = connector.connect(ServerName::try_from(bare)?, stream).await?;
-            send_request(stream, request).await
-        } else {
-            send_request(stream, request).await
+    async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let uri = request.uri();
+        let authority = uri.authority().ok_or("the collector's address has no host")?;
+        let secure = uri.scheme_str() == Some("https");
+        let port = authority.port_u16().unwrap_or(if secure { 443 } else { 80 });
+        let host = authority.host();
+        let tls = secure.then(|| {
+            let name = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+            Arc::new(CollectorTls { name, config: Arc::clone(&self.tls) }) as Arc<dyn BackendTls>
+        });
+        let without_user = authority.as_str().rsplit('@').next().unwrap_or_default();
+        let origin = BackendOrigin::new(without_user, "", tls);
+        let client =
+            HttpClient::for_host(&format!("{host}:{port}"), None).with_origin(Some(Arc::new(origin)));
+        let sent = client.send(request, MAX_RESPONSE_BYTES, EXPORT_TIMEOUT).await;
+        let reply = sent.map_err(|error| io::Error::other(failure_text(&error)))?;
+        match StatusCode::from_u16(reply.status)? {
+            status if status.is_success() => Ok(Response::builder().status(status).body(reply.body)?),
+            status => Err(io::Error::other(format!("the collector returned status {status}")).into()),
         }
     }
 }
 
-async fn send_request<S>(stream: S, mut request: Request<Bytes>) -> Result<Response<Bytes>, HttpError>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let authority = request.uri().authority().map(|authority| authority.as_str().to_owned());
-    let host = authority.as_deref().and_then(|all| all.rsplit('@').next()).unwrap_or_default();
-    request.headers_mut().insert(header::HOST, HeaderValue::from_str(host)?);
-    request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-    let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).parse::<Uri>()?;
-    *request.uri_mut() = path;
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    let answer = async {
-        let (head, body) = sender.send_request(request.map(Full::new)).await?.into_parts();
-        let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await?.to_bytes();
-        Ok::<_, HttpError>(Response::from_parts(head, body))
-    };
-    // The response may be complete before the connection closes, and the connection may close first.
-    let (mut answer, mut connection) = (Box::pin(answer), Box::pin(connection));
-    tokio::select! {
-        answer = &mut answer => answer,
-        ended = &mut connection => {
-            ended?;
-            answer.await
+fn failure_text(error: &HttpClientError) -> String {
+    match error {
+        HttpClientError::Unreachable(reason) | HttpClientError::Tls(reason) => reason.to_string(),
+        HttpClientError::Timeout => {
+            format!("the collector did not answer within {} s", EXPORT_TIMEOUT.as_secs())
         }
+        error => error.to_string(),
     }
 }
 
-impl HttpClient for OtlpHttpClient {
+impl BackendTls for CollectorTls {
+    fn handshake(&self, connection: Tcp) -> TlsHandshake {
+        let connector = TlsConnector::from(Arc::clone(&self.config));
+        let name = ServerName::try_from(self.name.clone());
+        Box::pin(async move {
+            let name = name.map_err(io::Error::other)?;
+            Ok(Box::new(connector.connect(name, connection).await?) as Box<dyn Duplex>)
+        })
+    }
+}
+
+impl opentelemetry_http::HttpClient for OtlpHttpClient {
     fn send_bytes<'a, 'f>(
         &'a self,
         request: Request<Bytes>,
@@ -106,11 +113,7 @@ impl HttpClient for OtlpHttpClient {
         Self: 'f,
     {
         Box::pin(async move {
-            let sent = self.clone().send(request).await;
-            let sent = sent.and_then(|response| match response.status() {
-                status if status.is_success() => Ok(response),
-                status => Err(io::Error::other(format!("the collector returned status {status}")).into()),
-            });
+            let sent = self.send(request).await;
             if let Err(error) = &sent {
                 *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = error.to_string();
             }
@@ -121,6 +124,7 @@ impl HttpClient for OtlpHttpClient {
 
 #[cfg(test)]
 mod tests {
+    use opentelemetry_http::HttpClient as _;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::TcpListener,

@@ -98,7 +98,7 @@ fn attributes(record: &RequestRecord, route: Option<&'static str>, method: &'sta
         [
             route.map(|route| KeyValue::new("http.route", route)),
             error.map(|error| KeyValue::new("error.type", error)),
-            record.peer.map(|peer| KeyValue::new("client.address", peer.ip().to_canonical().to_string())),
+            record.client.map(|client| KeyValue::new("client.address", client.to_canonical().to_string())),
             record.user_agent.as_ref().map(|agent| KeyValue::new("user_agent.original", agent.clone())),
             id.map(|id| KeyValue::new("rouse.request_id", id.to_owned())),
             ended.model.as_ref().map(|model| KeyValue::new("gen_ai.request.model", model.to_string())),

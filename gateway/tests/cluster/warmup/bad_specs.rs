@@ -1,5 +1,10 @@
 //! Warmups that are refused before any Pod is created: by the API server, or by the leader in the status.
 
+use kube::{
+    ResourceExt as _,
+    api::{DeleteParams, Patch, PatchParams},
+};
+use rouse_cluster::wait;
 use rouse_controllers::crd::warmup::WarmupStatusPhase;
 use serde_json::{Value, json};
 
@@ -79,4 +84,13 @@ async fn a_bad_spec_is_refused_with_its_reason_before_any_pod_and_can_be_mended(
     let status = world.until_completed("empty-image").await;
     assert_eq!(condition(&status, "Accepted").0, "True");
     assert!(!is_in(&status, WarmupStatusPhase::Failed) && fixture.kubelet.count(&node, "x:1") == 1);
+
+    // Rules in the schema would freeze a stored object that breaks them. The API server still takes changes of these.
+    let labels = Patch::Merge(json!({"metadata": {"labels": {"team": "a"}}}));
+    for name in ["no-role", "upper-image", "always"] {
+        let labelled = world.warmups().patch(name, &PatchParams::default(), &labels).await.unwrap();
+        assert!(labelled.labels().contains_key("team"), "{name}");
+        world.warmups().delete(name, &DeleteParams::background()).await.unwrap();
+        wait::until(&world.warmups(), name, "its end", Option::is_none).await.unwrap();
+    }
 }

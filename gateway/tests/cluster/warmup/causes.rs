@@ -62,7 +62,7 @@ const FINAL: [PullFailure; 6] = [
 ];
 
 /// A later attempt may succeed.
-const PASSING: [PullFailure; 4] = [
+const PASSING: [PullFailure; 5] = [
     (
         "refused:1",
         "ErrImagePull",
@@ -91,6 +91,13 @@ const PASSING: [PullFailure; 4] = [
         "failed to pull and unpack image \"docker.io/library/large:1\": failed to extract layer sha256:0: write \
          /var/lib/containerd/tmpmounts/containerd-mount1/weights: no space left on device",
         "NoSpace",
+    ),
+    (
+        "platform:1",
+        "ErrImagePull",
+        "failed to pull and unpack image \"docker.io/library/platform:1\": no match for platform in manifest: not \
+         found",
+        "WrongPlatform",
     ),
 ];
 

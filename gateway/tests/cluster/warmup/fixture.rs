@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},
 };
 use rouse_cluster::{TestCluster, podrunner::NodeSpec, wait};
 use serde_json::{Value, json};
@@ -86,6 +86,15 @@ impl<'a> WarmupFixture<'a> {
 
     pub(super) async fn delete_node(&self, name: &str) {
         self.node_api().delete(&self.node(name), &DeleteParams::default()).await.unwrap();
+    }
+
+    /// Deletes this node's object, and creates another one of its name, as when a machine is replaced.
+    pub(super) async fn replace_node(&self, name: &str) {
+        let api = self.node_api();
+        let Node { metadata, spec, status } = api.get(&self.node(name)).await.unwrap();
+        self.delete_node(name).await;
+        let metadata = ObjectMeta { name: metadata.name, labels: metadata.labels, ..ObjectMeta::default() };
+        api.create(&PostParams::default(), &Node { metadata, spec, status }).await.unwrap();
     }
 
     /// Creates a Pod with these labels on this node, or on none.

@@ -1,12 +1,17 @@
 //! Warmups of a group's nodes, which its Pods name.
 
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
 use rouse_controllers::crd::{WarmupStatus, warmup::WarmupStatusPhase};
 use serde_json::{Value, json};
 
 use super::{
     fixture::WarmupFixture,
     kubelet::ANY_ITEM,
-    objects::{condition, counts, is_in},
+    objects::{ACTION, ITEM_ANNOTATION, condition, counts, is_in},
+    report::PodReport,
 };
 
 impl WarmupFixture<'_> {
@@ -87,6 +92,61 @@ async fn merged(fixture: &WarmupFixture<'_>) {
     assert_eq!(fixture.kubelet.count(&node, ANY_ITEM), 3, "{:?}", fixture.kubelet.counts());
 }
 
+/// A group that has Pods, but never a bound one, is waited for until the timeout, and is no success then.
+async fn never_bound(fixture: &WarmupFixture<'_>) {
+    let world = &fixture.world;
+    fixture.group_pod("never-0", "never", "decode", None).await;
+    let spec = group("never", json!({"decode": images(&["never:1"])}), json!({"timeoutSeconds": 2}));
+    world.warmup("never", spec).await;
+    let status = world.until_failed("never").await;
+    assert_eq!(
+        (counts(&status), condition(&status, "Complete").1),
+        ((0, 0, 0, 0), "TargetNotFound".to_owned())
+    );
+}
+
+/// A group may appear after its Warmup.
+async fn appears(fixture: &WarmupFixture<'_>) {
+    let world = &fixture.world;
+    world.warmup("appears", group("appears", json!({"decode": images(&["appears:1"])}), json!({}))).await;
+    world.until_warmup("appears", "no group", waits).await;
+    fixture.group_pod("appears-0", "appears", "decode", Some("b")).await;
+    let status = world.until_completed("appears").await;
+    assert_eq!((counts(&status), condition(&status, "TargetsFound").0), ((1, 0, 1, 0), "True".to_owned()));
+}
+
+/// Three Secrets of two roles, of which both name one, and one container that both have under names of their own.
+async fn secrets_and_containers(fixture: &WarmupFixture<'_>) {
+    let (world, kubelet, node) = (&fixture.world, &fixture.kubelet, fixture.node("e"));
+    for role in ["prefill", "decode"] {
+        fixture.group_pod(&format!("united-{role}"), "united", role, Some("e")).await;
+    }
+    let role = |secrets: [&str; 2], container: &str| {
+        let container = json!({"name": container, "image": "registry.example.com/build:1"});
+        json!({
+            "imagesPreload": {"items": ["united:1"], "pullSecrets": secrets},
+            "customizedAction": {"podTemplate": {"spec": {"containers": [container]}}},
+        })
+    };
+    let roles = json!({"prefill": role(["a", "b"], "build"), "decode": role(["a", "c"], "make")});
+    kubelet.script(&node, "united:1", [PodReport::Pulling]);
+    kubelet.script(&node, ACTION, [PodReport::Running { ready: false }]);
+    world.warmup("united", group("united", roles, json!({}))).await;
+    for (item, next) in [("united:1", PodReport::Present), (ACTION, PodReport::Exited(0))] {
+        kubelet.until_count(&node, item, 1).await;
+        let pods = fixture.pods().await;
+        let is_it = |pod: &&Pod| pod.annotations().get(ITEM_ANNOTATION).is_some_and(|found| found == item);
+        let spec = pods.iter().find(is_it).unwrap().spec.as_ref().unwrap();
+        let secrets: BTreeSet<&str> =
+            spec.image_pull_secrets.iter().flatten().map(|secret| secret.name.as_str()).collect();
+        assert_eq!(secrets, BTreeSet::from(["a", "b", "c"]), "{item}");
+        assert_eq!(spec.containers.len(), 1, "{item}: {:?}", spec.containers);
+        kubelet.report(&node, item, next).await;
+    }
+    let status = world.until_completed("united").await;
+    assert_eq!((counts(&status), kubelet.count(&node, ANY_ITEM)), ((1, 0, 1, 0), 2), "{status:?}");
+}
+
 /// Two roles on one node that ask for different volumes of one name.
 async fn in_conflict(fixture: &WarmupFixture<'_>) {
     let (world, node) = (&fixture.world, fixture.node("d"));
@@ -106,10 +166,13 @@ async fn in_conflict(fixture: &WarmupFixture<'_>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_group_is_waited_for_and_its_roles_are_merged_or_refused() {
-    let fixture = WarmupFixture::new("warm-groups", &["a", "b", "c", "d"]).await;
+    let fixture = WarmupFixture::new("warm-groups", &["a", "b", "c", "d", "e"]).await;
     tokio::join!(
         Box::pin(unbound(&fixture)),
         Box::pin(missing(&fixture)),
+        Box::pin(never_bound(&fixture)),
+        Box::pin(appears(&fixture)),
+        Box::pin(secrets_and_containers(&fixture)),
         Box::pin(merged(&fixture)),
         Box::pin(in_conflict(&fixture)),
     );

@@ -37,7 +37,11 @@ pub(super) struct PlayedPod {
     pub(super) node: String,
     pub(super) item: String,
     pub(super) exists: bool,
+    /// When its object was created, in whole seconds of Unix time.
+    created: i64,
     uid: String,
+    /// The report of the script has been written.
+    is_reported: bool,
     /// Succeeded or failed.
     ended: bool,
 }
@@ -104,10 +108,11 @@ impl PlayedKubelet {
         self.state.send_modify(|state| drop(state.scripts.insert(key, reports.into_iter().collect())));
     }
 
-    /// Waits until a Pod for this item on this node exists, and reports this about it.
+    /// Waits until a Pod for this item on this node has the report of its script, and reports this about it.
     pub(super) async fn report(&self, node: &str, item: &str, report: PodReport) {
-        let found = |state: &PlayedPods| state.existing(node, item).next().is_some();
-        self.until(&format!("a Pod for {item} on {node}"), found).await;
+        // The script's report would replace this one if it came later.
+        let found = |state: &PlayedPods| state.existing(node, item).any(|played| played.is_reported);
+        self.until(&format!("a reported Pod for {item} on {node}"), found).await;
         self.report_now(node, item, report).await;
     }
 
@@ -149,6 +154,13 @@ impl PlayedKubelet {
         self.until(&format!("{count} Pods for {item} on {node}"), had).await;
     }
 
+    /// Waits until no Pod for this item is left on this node.
+    pub(super) async fn until_gone_from(&self, node: &str, item: &str) {
+        let is_left = |played: &PlayedPod| played.exists && played.is_of(node, item);
+        let gone = |pods: &PlayedPods| !pods.all.iter().any(is_left);
+        self.until(&format!("the end of the Pods for {item} on {node}"), gone).await;
+    }
+
     /// Waits until no Pod is left.
     pub(super) async fn until_gone(&self) {
         self.until("the end of all Pods", |state| state.all.iter().all(|played| !played.exists)).await;
@@ -157,6 +169,15 @@ impl PlayedKubelet {
     /// Number of Pods that this item of this node has had.
     pub(super) fn count(&self, node: &str, item: &str) -> usize {
         self.state.borrow().all.iter().filter(|played| played.is_of(node, item)).count()
+    }
+
+    /// Seconds between the creations of the first and the last Pod that this item of this node has had, rounded to
+    /// whole ones by up to one.
+    pub(super) fn seconds_of_tries(&self, node: &str, item: &str) -> i64 {
+        let pods = self.state.borrow();
+        let created =
+            || pods.all.iter().filter(|played| played.is_of(node, item)).map(|played| played.created);
+        created().max().unwrap_or_default() - created().min().unwrap_or_default()
     }
 
     /// Number of Pods for each node and item.
@@ -201,14 +222,10 @@ impl PlayedPods {
             Some(played) => played.ended = ended,
             None => {
                 let (name, uid) = (pod.name_any(), uid.clone());
-                self.all.push(PlayedPod {
-                    name,
-                    node: node.clone(),
-                    item: item.clone(),
-                    uid,
-                    exists: true,
-                    ended,
-                });
+                let created = pod.creation_timestamp().map_or(0, |at| at.0.as_second());
+                let (node, item) = (node.clone(), item.clone());
+                let (exists, is_reported) = (true, false);
+                self.all.push(PlayedPod { name, node, item, exists, created, uid, is_reported, ended });
             }
         }
         let active: BTreeSet<&str> =
@@ -234,9 +251,20 @@ impl PlayedPods {
         .unwrap_or(PodReport::Present)
     }
 
-    fn forget(&mut self, pod: &Pod) {
+    /// The record of this Pod.
+    fn played(&mut self, pod: &Pod) -> Option<&mut PlayedPod> {
         let uid = pod.uid().unwrap_or_default();
-        if let Some(played) = self.all.iter_mut().rev().find(|played| played.uid == uid) {
+        self.all.iter_mut().rev().find(|played| played.uid == uid)
+    }
+
+    fn mark_reported(&mut self, pod: &Pod) {
+        if let Some(played) = self.played(pod) {
+            played.is_reported = true;
+        }
+    }
+
+    fn forget(&mut self, pod: &Pod) {
+        if let Some(played) = self.played(pod) {
             played.exists = false;
         }
     }
@@ -273,7 +301,11 @@ async fn run(pods: Api<Pod>, state: Arc<watch::Sender<PlayedPods>>, only_bound: 
                 let pods = pods.clone();
                 match work {
                     Some(KubeletWork::Report(report)) => {
-                        drop(works.spawn(async move { write(&pods, &pod, &report).await }));
+                        let state = Arc::clone(&state);
+                        drop(works.spawn(async move {
+                            write(&pods, &pod, &report).await;
+                            state.send_modify(|state| state.mark_reported(&pod));
+                        }));
                     }
                     Some(KubeletWork::End) => drop(works.spawn(async move { end(&pods, &pod).await })),
                     None => {}

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::{
     fixture::WarmupFixture,
     kubelet::PlayedPod,
-    objects::{cause, condition, counts, is_in},
+    objects::{ACTION, cause, condition, counts, is_in},
     report::PodReport,
 };
 
@@ -88,6 +88,19 @@ async fn timeouts_and_pauses(fixture: &WarmupFixture<'_>) {
     assert_eq!(kubelet.count(&e, "paused:1"), 1, "a pause repeats nothing");
 }
 
+/// Without a limit a node is tried again for ever, after pauses that double: a loop of failures creates few Pods.
+async fn unlimited_retries(fixture: &WarmupFixture<'_>) {
+    let (world, kubelet, node) = (&fixture.world, &fixture.kubelet, fixture.node("e"));
+    let failed = || PodReport::Exited(1);
+    kubelet.script(&node, ACTION, [failed(), failed(), failed(), PodReport::Exited(0)]);
+    world.warmup("unlimited", fixture.action_spec(&["e"], json!({}), json!({}))).await;
+    let status = world.until_completed("unlimited").await;
+    assert_eq!((counts(&status), kubelet.count(&node, ACTION)), ((1, 0, 1, 0), 4));
+    // Pauses of half a second, one and two, each with up to a quarter more.
+    let seconds = kubelet.seconds_of_tries(&node, ACTION);
+    assert!(seconds >= 3, "four tries within {seconds} s");
+}
+
 /// The object goes some time after its end, and its Pods with it.
 async fn ends(fixture: &WarmupFixture<'_>) {
     let (world, kubelet) = (&fixture.world, &fixture.kubelet);
@@ -115,6 +128,7 @@ async fn a_warmup_ends_by_its_limits_and_a_pause_stops_its_clock() {
         Box::pin(few_failed(&fixture)),
         Box::pin(timeouts_and_pauses(&fixture)),
         Box::pin(ends(&fixture)),
+        Box::pin(unlimited_retries(&fixture)),
     );
     fixture.kubelet.until_gone().await;
 }

@@ -102,4 +102,10 @@ async fn a_model_s_nodes_are_kept_warm_and_one_that_lost_an_image_is_warmed_agai
     kubelet.until_count(&node, "rouse/engine", before + 1).await;
     world.until_warmup("kept", "both nodes again", all_warm).await;
     assert_eq!(kubelet.count(&node, "other:1"), 0, "{:?}", kubelet.counts());
+
+    // Another node of the same name has nothing, and is kept warm as well.
+    kubelet.until_gone_from(&node, "rouse/engine").await;
+    fixture.replace_node("b").await;
+    kubelet.until_count(&node, "rouse/engine", before + 2).await;
+    world.until_warmup("kept", "both nodes once more", all_warm).await;
 }

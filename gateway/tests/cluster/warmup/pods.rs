@@ -1,12 +1,15 @@
 //! Pods that are deleted, collected, refused or in another Warmup's way.
 
-use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
+use k8s_openapi::api::core::v1::{Namespace, Pod, ResourceQuota};
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, PostParams},
+    api::{DeleteParams, Patch, PatchParams, PostParams},
 };
 use rouse_cluster::wait;
-use rouse_controllers::crd::{WarmupStatus, warmup::WarmupStatusPhase};
+use rouse_controllers::crd::{
+    WarmupStatus,
+    warmup::{WarmupNodeStatus, WarmupStatusPhase},
+};
 use serde_json::json;
 
 use super::{
@@ -17,7 +20,7 @@ use super::{
 
 impl WarmupFixture<'_> {
     /// Deletes the Pods for this item on this node that have not ended, as a user would.
-    async fn delete_pods_of(&self, node: &str, item: &str) {
+    pub(super) async fn delete_pods_of(&self, node: &str, item: &str) {
         for pod in self.pods().await {
             let is = |key: &str, value: &str| pod.annotations().get(key).is_some_and(|found| found == value);
             if is(NODE_ANNOTATION, node) && is(ITEM_ANNOTATION, item) {
@@ -178,4 +181,66 @@ async fn a_quota_without_pods_is_named_and_tried_again() {
     let calls = world.site.cluster.calls(&world.site.account).unwrap();
     let tries = calls.iter().filter(|call| (&*call.verb, &*call.resource) == ("create", "pods")).count();
     assert!((2..=12).contains(&tries), "{tries} tries");
+}
+
+/// Label of a namespace: the rights that the API server lets its Pods have.
+const POD_SECURITY: &str = "pod-security.kubernetes.io/enforce";
+/// Requests within which an API server has read a namespace's new label.
+const MAX_TRIES: usize = 2000;
+
+impl WarmupFixture<'_> {
+    /// Lets Pods of the namespace have few rights, or any.
+    async fn restrict_rights(&self, is_restricted: bool) {
+        let namespaces: Api<Namespace> = Api::all(self.world.site.admin.clone());
+        let level = if is_restricted { "restricted" } else { "privileged" };
+        let patch = Patch::Merge(json!({"metadata": {"labels": {POD_SECURITY: level}}}));
+        namespaces.patch(self.world.site.namespace.name(), &PatchParams::default(), &patch).await.unwrap();
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "tried"},
+            "spec": {"containers": [
+                {"name": "main", "image": "x:1", "securityContext": {"privileged": true}},
+            ]},
+        }))
+        .unwrap();
+        // The API server reads the label from its cache, and no event tells when that has it.
+        let try_it = PostParams { dry_run: true, ..PostParams::default() };
+        for _ in 0..MAX_TRIES {
+            if self.world.pods().create(&try_it, &pod).await.is_err() == is_restricted {
+                return;
+            }
+        }
+        panic!("the API server does not read the label {POD_SECURITY}");
+    }
+}
+
+/// An image whose entrypoint would need rights is pulled where no Pod may have them, because nothing of it runs. An
+/// action that needs such rights does run: it is refused, which the Warmup says, and tried again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_image_whose_entrypoint_needs_rights_is_pulled_where_no_pod_has_them() {
+    let fixture = WarmupFixture::new("warm-rights", &["a", "b"]).await;
+    let (world, kubelet) = (&fixture.world, &fixture.kubelet);
+    let [a, b] = ["a", "b"].map(|name| fixture.node(name));
+    fixture.restrict_rights(true).await;
+    let denied = "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc \
+                  create failed: unable to start container process: exec: \"/rouse-warmup\": permission denied";
+    kubelet.script(&a, "rights:1", [PodReport::StartError(denied)]);
+    world.warmup("image", fixture.spec(&["a"], &["rights:1"], json!({"backoffLimit": 0}))).await;
+    let status = world.until_completed("image").await;
+    assert_eq!((counts(&status), kubelet.count(&a, "rights:1")), ((1, 0, 1, 0), 1), "{status:?}");
+
+    let privileged = json!({"securityContext": {"privileged": true}});
+    world.warmup("action", fixture.action_spec(&["b"], privileged, json!({}))).await;
+    let refused = |status: &WarmupStatus| {
+        let says =
+            |text: &Option<String>| text.as_ref().is_some_and(|text| text.contains("violates PodSecurity"));
+        let is_it = |own: &&WarmupNodeStatus| {
+            own.cause.as_deref() == Some("Refused") && says(&own.message) && own.next_try.is_some()
+        };
+        is_in(status, WarmupStatusPhase::InProgress) && items_of(status, &b).iter().any(is_it)
+    };
+    world.until_warmup("action", "the refusal named", refused).await;
+    assert_eq!(kubelet.count(&b, ACTION), 0);
+    fixture.restrict_rights(false).await;
+    world.until_completed("action").await;
+    assert_eq!(kubelet.count(&b, ACTION), 1);
 }

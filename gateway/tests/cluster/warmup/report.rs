@@ -1,6 +1,6 @@
 //! What a kubelet reports about the Pod of a Warmup.
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Container, Pod};
 use serde_json::{Value, json};
 
 /// How a runtime names the image that a container has.
@@ -22,6 +22,8 @@ pub(super) enum PodReport {
     Running { ready: bool },
     /// The container has exited with this code.
     Exited(i32),
+    /// The containers of these names have exited with 0, and all others run and are ready.
+    ExitedBesideReady(&'static [&'static str]),
     /// The kubelet has evicted the Pod: its message.
     Evicted(&'static str),
 }
@@ -46,6 +48,7 @@ pub(super) fn status(pod: &Pod, report: &PodReport) -> Value {
         }
         PodReport::Running { ready } => containers(pod, "Running", IMAGE_ID, *ready, &json!({"running": {}})),
         PodReport::Exited(code) => containers(pod, "Failed", IMAGE_ID, false, &ended(*code, "Error", "")),
+        PodReport::ExitedBesideReady(exited) => exited_beside_ready(pod, exited),
         PodReport::Evicted(message) => json!({"phase": "Failed", "reason": "Evicted", "message": message}),
     }
 }
@@ -64,4 +67,26 @@ fn containers(pod: &Pod, phase: &str, image_id: &str, ready: bool, state: &Value
     let is_ready = json!({"type": "Ready", "status": if ready { "True" } else { "False" }});
     let scheduled = json!({"type": "PodScheduled", "status": "True"});
     json!({"phase": phase, "containerStatuses": statuses, "conditions": [scheduled, is_ready]})
+}
+
+/// A status in which these containers have exited with 0. All others run and are ready, init containers included.
+fn exited_beside_ready(pod: &Pod, exited: &[&str]) -> Value {
+    let status = |container: &Container| {
+        let has_exited = exited.contains(&container.name.as_str());
+        let state = if has_exited {
+            json!({"terminated": {"exitCode": 0, "reason": "Completed"}})
+        } else {
+            json!({"running": {}})
+        };
+        json!({
+            "name": container.name, "image": container.image, "imageID": IMAGE_ID, "ready": !has_exited,
+            "started": !has_exited, "restartCount": 0, "state": state,
+        })
+    };
+    let spec = pod.spec.as_ref().unwrap();
+    let main: Vec<Value> = spec.containers.iter().map(status).collect();
+    let inits: Vec<Value> = spec.init_containers.iter().flatten().map(status).collect();
+    let conditions =
+        json!([{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "False"}]);
+    json!({"phase": "Running", "containerStatuses": main, "initContainerStatuses": inits, "conditions": conditions})
 }

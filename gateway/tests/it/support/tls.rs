@@ -76,6 +76,11 @@ pub(crate) fn connect_tls(address: SocketAddr, client: &Arc<ClientConfig>) -> Bl
     let tcp = TcpStream::connect(address).unwrap();
     tcp.set_nodelay(true).unwrap();
     tcp.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    tls_over(tcp, client)
+}
+
+/// Speaks TLS over a connection. The first read or write does the handshake.
+pub(crate) fn tls_over(tcp: TcpStream, client: &Arc<ClientConfig>) -> BlockingTlsStream {
     let name = ServerName::try_from("localhost").unwrap();
     StreamOwned::new(ClientConnection::new(Arc::clone(client), name).unwrap(), tcp)
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs, net::SocketAddr};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{ResourceExt as _, api::ListParams};
-use rouse::{fleet::event::Event, sim::journal};
+use rouse::{fleet::event::Event, journal};
 use rouse_cluster::AuditedCall;
 use serde_json::json;
 use tokio::time::{Duration, Instant};

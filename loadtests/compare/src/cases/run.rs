@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Cores that other work may use before a measurement counts as disturbed.
-const MAX_OTHER_CORES: f64 = 0.15;
+pub(super) const MAX_OTHER_CORES: f64 = 0.15;
 /// Time beyond a load's expected duration.
 const LOAD_GRACE: Duration = Duration::from_secs(60);
 /// After this time code is paged in, sockets are open and allocators are warm.
@@ -222,7 +222,7 @@ impl<'a> CompareRun<'a> {
 }
 
 /// Warms up with a little of both kinds of work. Its failures recur in the measurement.
-async fn warm_up(work: &CaseLoad) -> anyhow::Result<()> {
+pub(super) async fn warm_up(work: &CaseLoad) -> anyhow::Result<()> {
     let (proxy, model, key, check) = match work {
         CaseLoad::Requests(of) => (of.proxy, &of.model, &of.key, of.check),
         CaseLoad::Streams(of) | CaseLoad::Stall(of) => (of.proxy, &of.model, &of.key, of.check),

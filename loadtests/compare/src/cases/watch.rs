@@ -9,7 +9,7 @@ use tokio::{
 };
 
 use crate::{
-    measure::{CpuMeter, MachineTicks, ProcessMemory, tree},
+    measure::{CpuMeter, MachineTicks, ProcessMemory, ended_children, tree},
     peers::ComparedProxy,
 };
 
@@ -121,16 +121,17 @@ pub(crate) struct MachineLoad {
 
 impl MachineLoad {
     pub(crate) fn start() -> anyhow::Result<Self> {
-        // All our processes are this process and its descendants.
+        // All our processes are this process and its descendants. The meter sees those that exist at a reading; the
+        // others have begun and ended between two of them.
         let mut own = CpuMeter::new(process::id());
-        let used = own.total()?;
+        let used = own.total()? + ended_children()?;
         Ok(Self { own, used, machine: MachineTicks::now()? })
     }
 
     /// Cores that other work used.
     pub(crate) fn cores_used_by_others(&mut self) -> anyhow::Result<f64> {
         let machine = MachineTicks::now()?;
-        let own = self.own.total()?.saturating_sub(self.used);
+        let own = (self.own.total()? + ended_children()?).saturating_sub(self.used);
         Ok(machine.cores_used_by_others(&self.machine, own))
     }
 }

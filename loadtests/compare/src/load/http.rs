@@ -9,6 +9,9 @@ use tokio::{
     net::TcpStream,
 };
 
+/// Text that pads a body.
+const FILLING: &str = "lorem ipsum ";
+
 /// A chat request, ready to be sent.
 pub(super) struct LoadRequest<'a> {
     pub(super) proxy: SocketAddr,
@@ -24,6 +27,19 @@ pub(super) struct LoadRequest<'a> {
 
 impl LoadRequest<'_> {
     pub(super) fn bytes(&self) -> Vec<u8> {
+        let body = self.json();
+        let head = format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {}\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\n\r\n",
+            self.proxy,
+            self.key,
+            body.len()
+        );
+        (head + &body).into_bytes()
+    }
+
+    /// The body alone.
+    pub(super) fn json(&self) -> String {
         let model = serde_json::Value::from(self.model);
         let before = format!(r#"{{"model":{model},"messages":[{{"role":"user","content":""#);
         let (interval, engine) = (self.interval.as_micros(), self.engine_time.as_micros());
@@ -33,15 +49,10 @@ impl LoadRequest<'_> {
         let after = format!(
             r#""}}],"max_tokens":{tokens},"stream":{stream},"user":"interval={interval}us,engine={engine}us"}}"#
         );
-        let filling = self.body.saturating_sub(before.len() + after.len());
-        let length = before.len() + filling + after.len();
-        let head = format!(
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {}\r\ncontent-type: application/json\r\n\
-             content-length: {length}\r\n\r\n",
-            self.proxy, self.key
-        );
-        let filling = "lorem ipsum ".bytes().cycle().take(filling);
-        head.bytes().chain(before.bytes()).chain(filling).chain(after.bytes()).collect()
+        let filling_bytes = self.body.saturating_sub(before.len() + after.len());
+        let mut filling = FILLING.repeat(filling_bytes / FILLING.len() + 1);
+        filling.truncate(filling_bytes);
+        before + &filling + &after
     }
 }
 

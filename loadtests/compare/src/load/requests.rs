@@ -25,7 +25,7 @@ use super::{
 };
 
 /// How long responses may take beyond the engine's time. Then the load ends, even with responses missing.
-const RESPONSE_GRACE: Duration = Duration::from_secs(10);
+pub(super) const RESPONSE_GRACE: Duration = Duration::from_secs(10);
 
 /// Sends requests to a proxy. Runs on the current runtime, ideally single-threaded.
 ///
@@ -39,39 +39,40 @@ pub(crate) async fn requests(load: &RequestLoad) -> anyhow::Result<LoadResult> {
         );
     }
     raise_descriptor_limit()?;
-    let ask = LoadRequest {
-        proxy: load.proxy,
-        model: &load.model,
-        key: &load.key,
-        body: load.body,
-        events: None,
-        interval: Duration::ZERO,
-        engine_time: load.engine_time,
-    };
     let tally = LoadTally::new()?;
-    let start = Instant::now();
-    let end = start + load.duration;
-    let worker = RequestWorker {
-        load: load.clone(),
-        request: ask.bytes().into(),
-        expected: Arc::new(FastResponses::new(&load.model)),
-        tally: tally.clone(),
-        issued: Arc::new(AtomicU64::new(0)),
-        start,
-        end,
-    };
+    let worker = RequestWorker::new(load, &tally);
     let mut workers = JoinSet::new();
     for _ in 0..load.connections {
         workers.spawn(worker.clone().run());
     }
-    let last = end + load.engine_time + RESPONSE_GRACE;
+    let last = worker.end + load.engine_time + RESPONSE_GRACE;
     while let Ok(Some(_)) = timeout_at(last, workers.join_next()).await {}
     tally.counts().errors += workers.len() as u64;
     Ok(tally.result())
 }
 
+impl RequestLoad {
+    /// The body of each request.
+    pub(crate) fn json(&self) -> String {
+        self.request().json()
+    }
+
+    fn request(&self) -> LoadRequest<'_> {
+        LoadRequest {
+            proxy: self.proxy,
+            model: &self.model,
+            key: &self.key,
+            body: self.body,
+            events: None,
+            interval: Duration::ZERO,
+            engine_time: self.engine_time,
+        }
+    }
+}
+
+/// Sends one request after another; each clone has a connection of its own.
 #[derive(Clone)]
-struct RequestWorker {
+pub(super) struct RequestWorker {
     load: RequestLoad,
     request: Bytes,
     expected: Arc<FastResponses>,
@@ -83,6 +84,20 @@ struct RequestWorker {
 }
 
 impl RequestWorker {
+    /// The load begins now.
+    pub(super) fn new(load: &RequestLoad, tally: &LoadTally) -> Self {
+        let start = Instant::now();
+        Self {
+            request: load.request().bytes().into(),
+            expected: Arc::new(FastResponses::new(&load.model)),
+            tally: tally.clone(),
+            issued: Arc::new(AtomicU64::new(0)),
+            start,
+            end: start + load.duration,
+            load: load.clone(),
+        }
+    }
+
     async fn run(self) {
         let mut connection = None;
         while let Some(due_ns) = self.next_due().await {
@@ -128,7 +143,7 @@ impl RequestWorker {
     }
 
     /// Sends a request. Returns whether the response is correct.
-    async fn exchange(&self, kept_alive: &mut Option<LoadConnection>) -> anyhow::Result<bool> {
+    pub(super) async fn exchange(&self, kept_alive: &mut Option<LoadConnection>) -> anyhow::Result<bool> {
         let mut connection = match kept_alive.take() {
             Some(connection) => connection,
             None => LoadConnection::open(self.load.proxy).await?,

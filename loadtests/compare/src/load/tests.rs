@@ -179,6 +179,54 @@ async fn a_changed_or_cut_answer_is_noticed() {
 }
 
 #[tokio::test]
+async fn a_request_has_a_body_of_the_wanted_size() {
+    let load = RequestLoad { body: 1024, ..some_requests(engine().await) };
+    let json: serde_json::Value = serde_json::from_str(&load.json()).unwrap();
+    assert_eq!((load.json().len(), json["stream"].as_bool()), (1024, Some(false)));
+    // Fields alone take more than this.
+    let short = RequestLoad { body: 10, ..load };
+    assert!(serde_json::from_str::<serde_json::Value>(&short.json()).is_ok());
+}
+
+#[tokio::test]
+async fn each_idle_connection_is_open_after_one_response() {
+    let (engine, open) = (engine().await, Arc::new(AtomicUsize::new(0)));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = listener.local_addr().unwrap();
+    let counted = Arc::clone(&open);
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let counted = Arc::clone(&counted);
+            tokio::spawn(async move {
+                let mut upstream = TcpStream::connect(engine).await.unwrap();
+                counted.fetch_add(1, Relaxed);
+                tokio::io::copy_bidirectional(&mut client, &mut upstream).await.ok();
+                counted.fetch_sub(1, Relaxed);
+            });
+        }
+    });
+    let load = RequestLoad { connections: 20, ..some_requests(proxy) };
+    let idle = IdleConnections::open(&load).await.unwrap();
+    assert_eq!((idle.count(), open.load(Relaxed)), (20, 20));
+    drop(idle);
+    while open.load(Relaxed) > 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_response_is_no_idle_connection() {
+    let engine = engine().await;
+    for (harm, reason) in
+        [(RelayDamage::Flip, "is not the engine's"), (RelayDamage::Cut, "ended in the middle")]
+    {
+        let load = some_requests(relay(engine, harm).await);
+        let error = IdleConnections::open(&load).await.err().unwrap().to_string();
+        assert!(error.contains(reason), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn an_open_load_keeps_its_schedule_through_slow_answers() {
     let engine_time = Duration::from_millis(100);
     let load = RequestLoad {

@@ -2,6 +2,11 @@
 
 use std::{collections::BTreeMap, fs, io, time::Duration};
 
+use nix::sys::{
+    resource::{UsageWho, getrusage},
+    time::TimeValLike as _,
+};
+
 use super::{if_alive, tree};
 
 /// The CPU time of a process and its descendants, in nanoseconds. The kernel drops a thread's count when the thread
@@ -57,9 +62,18 @@ impl CpuMeter {
     }
 }
 
+/// The total CPU time of children that ended and were waited for, with their own such children.
+///
+/// Errors: the kernel does not report it.
+pub(crate) fn ended_children() -> io::Result<Duration> {
+    let used = getrusage(UsageWho::RUSAGE_CHILDREN)?;
+    let micros = used.user_time().num_microseconds() + used.system_time().num_microseconds();
+    Ok(Duration::from_micros(micros.max(0).cast_unsigned()))
+}
+
 #[cfg(test)]
 mod tests {
-    use std::process;
+    use std::process::{self, Command};
 
     use engine_sim::fast::wire::monotonic_ns;
 
@@ -74,6 +88,15 @@ mod tests {
         assert_eq!(cpu.advance(at(&[(1, 120), (2, 5)])), 175);
         assert_eq!(cpu.advance(at(&[(1, 120), (2, 3)])), 178);
         assert_eq!(cpu.advance(at(&[])), 178);
+    }
+
+    #[test]
+    fn the_work_of_an_ended_child_is_seen() {
+        let before = ended_children().unwrap();
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done"]);
+        assert!(shell.status().unwrap().success());
+        assert!(ended_children().unwrap() >= before + Duration::from_millis(5));
     }
 
     #[test]

@@ -110,13 +110,14 @@ pub(crate) fn locate(target: ComparedProxy) -> Option<PathBuf> {
 }
 
 /// Searches `PATH` and the folders where Debian keeps servers, which are not on users' paths.
-fn on_path(name: &str) -> Option<PathBuf> {
+pub(crate) fn on_path(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let more = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
     env::split_paths(&path).chain(more).map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
-fn version_line(program: &Path, args: &[&str]) -> Option<String> {
+/// Returns the version in the first line that `program` prints with `args`.
+pub(crate) fn version_line(program: &Path, args: &[&str]) -> Option<String> {
     let output = Command::new(program).args(args).output().ok()?;
     let text =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);

@@ -113,12 +113,20 @@ impl BenchProcess {
     /// Waits until it ends.
     ///
     /// Errors: it failed.
-    pub(crate) async fn wait_success(mut self) -> anyhow::Result<()> {
+    pub(crate) async fn wait_success(self) -> anyhow::Result<()> {
+        self.output().await.map(drop)
+    }
+
+    /// Waits until it ends, and returns its output.
+    ///
+    /// Errors: it failed, or its log cannot be read.
+    pub(crate) async fn output(mut self) -> anyhow::Result<String> {
         let status = self.child.wait().await?;
         if !status.success() {
             bail!("{} failed: {}", self.name, self.log_tail());
         }
-        Ok(())
+        let output = fs::read(&self.log).with_context(|| format!("cannot read the log of {}", self.name))?;
+        Ok(String::from_utf8_lossy(&output).into_owned())
     }
 
     pub(crate) async fn stop(mut self) {

@@ -19,13 +19,8 @@ pub(crate) fn markdown(results: &CompareResults) -> String {
     // Writing to a String cannot fail, here and below.
     writeln!(
         text,
-        "{} rounds, about {} s each measurement. {}, {} processors, {} GiB, Linux {}.\n",
-        results.rounds,
-        results.seconds,
-        results.machine.processor,
-        results.machine.processors,
-        results.machine.memory_gib,
-        results.machine.kernel
+        "{} rounds, about {} s each measurement. {}.\n",
+        results.rounds, results.seconds, results.machine
     )
     .ok();
     for (name, version) in &results.versions {

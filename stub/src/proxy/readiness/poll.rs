@@ -3,22 +3,15 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use axum::{
-    body::Body,
-    http::{Request, StatusCode, header},
-};
-use hyper_util::rt::TokioIo;
-use tokio::{
-    net::TcpStream,
-    time::{self, Instant},
-};
+use axum::http::{Request, StatusCode, header};
+use bytes::Bytes;
+use rouse_net::http_client::{HttpClient, HttpClientError};
+use tokio::time::{self, Instant};
 
 use super::{Readiness, endpoint::PolledEndpoint};
 
 /// Kubernetes' default. An engine that responds more slowly is not ready.
 const POLL_TIMEOUT: Duration = Duration::from_secs(1);
-/// Longest response head: the smallest buffer that hyper accepts.
-const MAX_HEAD_BYTES: usize = 8192;
 
 /// The result of one poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,10 +45,10 @@ impl fmt::Display for PollResponse {
 
 /// Polls until a newer order replaces this one.
 pub(super) async fn run(readiness: Arc<Readiness>, order_seq: u64, endpoint: PolledEndpoint) {
+    let client = HttpClient::new(endpoint.address, None);
     loop {
         let sent_at = Instant::now();
-        let answer =
-            time::timeout(POLL_TIMEOUT, poll_once(&endpoint)).await.unwrap_or(PollResponse::TimedOut);
+        let answer = poll_once(&client, &endpoint).await;
         let Some(again) = readiness.record_response(order_seq, &answer, sent_at, Instant::now()) else {
             return;
         };
@@ -63,33 +56,18 @@ pub(super) async fn run(readiness: Arc<Readiness>, order_seq: u64, endpoint: Pol
     }
 }
 
-async fn poll_once(endpoint: &PolledEndpoint) -> PollResponse {
-    let Ok(stream) = TcpStream::connect(endpoint.address).await else {
-        return PollResponse::ConnectFailed;
-    };
-    let mut client = hyper::client::conn::http1::Builder::new();
-    let Ok((mut sender, connection)) =
-        client.max_buf_size(MAX_HEAD_BYTES).handshake(TokioIo::new(stream)).await
-    else {
-        return PollResponse::ProtocolError;
-    };
+/// Sends one poll. Leaves the body unread: dropping the response closes the connection.
+async fn poll_once(client: &HttpClient, endpoint: &PolledEndpoint) -> PollResponse {
     let request = Request::get(endpoint.path.as_str())
-        .header(header::HOST, endpoint.address.to_string())
         .header(header::USER_AGENT, concat!("rouse-stub/", env!("CARGO_PKG_VERSION")))
-        .header(header::CONNECTION, "close")
-        .body(Body::empty());
+        .body(Bytes::new());
     let Ok(request) = request else {
         return PollResponse::ProtocolError;
     };
-    let answer = async move {
-        let answer = sender.send_request(request).await;
-        answer.map_or(PollResponse::ProtocolError, |response| PollResponse::Status(response.status()))
-    };
-    // Driven in this task, so that ending the poller also closes its connection.
-    tokio::pin!(answer, connection);
-    tokio::select! {
-        biased;
-        answer = &mut answer => answer,
-        _ = &mut connection => answer.await,
+    match client.open(request, POLL_TIMEOUT).await {
+        Ok(response) => PollResponse::Status(response.status()),
+        Err(HttpClientError::Unreachable(_)) => PollResponse::ConnectFailed,
+        Err(HttpClientError::Timeout) => PollResponse::TimedOut,
+        Err(_) => PollResponse::ProtocolError,
     }
 }

@@ -14,22 +14,27 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
 use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
 use rouse::{fault::Fault, units};
-use rouse_net::relay::RequestBodyStream;
+use rouse_net::{
+    relay::RequestBodyStream,
+    server::{Http1RequestBody, RequestBodyError},
+};
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::{RelayThreadContext, socket::RelaySocket};
 use crate::proxy::metrics::ByteDirection;
 
-/// Longest wait for the beginning of a body during shutdown.
+/// Longest wait for the beginning of a body during shutdown, and longest pause in the rest.
 const CLOSING_BODY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Largest buffered body, in bytes.
 const MAX_BUFFERED_BYTES: u64 = 64 << 10;
 
-/// Buffers a small body, or the beginning of a larger one. Marks the socket's body as read once all of it was read.
+/// The body of a client's request.
+pub(super) type RelayRequestBody = Http1RequestBody<RelaySocket>;
+
+/// Buffers a small body, or the beginning of a larger one.
 pub(super) async fn buffer_body(
-    mut body: Incoming,
+    mut body: RelayRequestBody,
     context: &Rc<RelayThreadContext>,
     socket: &Rc<RelaySocket>,
 ) -> Result<(Bytes, Option<RequestBodyStream>), Fault> {
@@ -39,6 +44,8 @@ pub(super) async fn buffer_body(
         return Err(too_large(most));
     }
     let (gathered, whole) = tokio::select! {
+        // Most bodies arrive with their head, and then need no timer.
+        biased;
         begun = read_prefix(&mut body, declared) => begun?,
         () = body_timeout(socket, within) => {
             let what = "the body, or its first 64 KiB".to_owned();
@@ -46,7 +53,6 @@ pub(super) async fn buffer_body(
         }
     };
     if whole {
-        socket.set_body_unread(false);
         return Ok((gathered, None));
     }
     let so_far = gathered.len() as u64;
@@ -55,6 +61,7 @@ pub(super) async fn buffer_body(
     }
     let remaining = declared.map(|length| length - so_far);
     let idle = Box::pin(sleep(within));
+    socket.set_upload_open(true);
     let (core, socket) = (Rc::clone(context), Rc::clone(socket));
     let rest = RemainingBody {
         body,
@@ -70,7 +77,8 @@ pub(super) async fn buffer_body(
 
 /// Completes when the beginning of a body times out, earlier if the connection is closing.
 async fn body_timeout(socket: &RelaySocket, within: Duration) {
-    let closes = poll_fn(|cx| if socket.is_closing(cx) { Poll::Ready(()) } else { Poll::Pending });
+    // The connection's task polls this again when the connection is closing.
+    let closes = poll_fn(|_| if socket.is_closing() { Poll::Ready(()) } else { Poll::Pending });
     tokio::select! {
         () = sleep(within) => {}
         () = async { closes.await; sleep(CLOSING_BODY_TIMEOUT).await } => {}
@@ -78,7 +86,7 @@ async fn body_timeout(socket: &RelaySocket, within: Duration) {
 }
 
 /// Returns a small body whole, or the beginning of a larger one. The flag tells whether it is complete.
-async fn read_prefix(body: &mut Incoming, declared: Option<u64>) -> Result<(Bytes, bool), Fault> {
+async fn read_prefix(body: &mut RelayRequestBody, declared: Option<u64>) -> Result<(Bytes, bool), Fault> {
     let mut gathered = BytesMut::new();
     let mut first = Bytes::new();
     while declared.is_none_or(|length| length <= MAX_BUFFERED_BYTES)
@@ -100,27 +108,10 @@ async fn read_prefix(body: &mut Incoming, declared: Option<u64>) -> Result<(Byte
     Ok((if gathered.is_empty() { first } else { gathered.freeze() }, false))
 }
 
-/// Discards the available part of an unwanted body. Returns whether that was all of it.
-pub(super) async fn discard_available(mut body: Incoming) -> bool {
-    let mut taken = 0;
-    poll_fn(|cx| {
-        while taken <= MAX_BUFFERED_BYTES {
-            match Pin::new(&mut body).poll_frame(cx) {
-                Poll::Ready(Some(Ok(frame))) => taken += frame.data_ref().map_or(0, |data| data.len() as u64),
-                Poll::Ready(None) => return Poll::Ready(true),
-                Poll::Ready(Some(Err(_))) | Poll::Pending => break,
-            }
-        }
-        Poll::Ready(false)
-    })
-    .await
-}
-
 /// Streams the rest of a body, within the limit.
 struct RemainingBody {
-    body: Incoming,
+    body: RelayRequestBody,
     context: Rc<RelayThreadContext>,
-    /// Its body is marked as read at the end.
     socket: Rc<RelaySocket>,
     received_bytes: u64,
     max_bytes: u64,
@@ -128,6 +119,13 @@ struct RemainingBody {
     idle_timeout: Duration,
     /// Fires when the next frame is overdue.
     idle_timer: Pin<Box<Sleep>>,
+}
+
+impl RemainingBody {
+    /// Longest pause from now on: shorter once the connection is closing.
+    fn max_pause(&self) -> Duration {
+        if self.socket.is_closing() { self.idle_timeout.min(CLOSING_BODY_TIMEOUT) } else { self.idle_timeout }
+    }
 }
 
 impl Body for RemainingBody {
@@ -139,12 +137,15 @@ impl Body for RemainingBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
+            let latest = Instant::now() + self.max_pause();
+            if latest < self.idle_timer.deadline() {
+                self.idle_timer.as_mut().reset(latest);
+            }
             ready!(self.idle_timer.as_mut().poll(cx));
-            let message =
-                format!("no byte of the request body arrived for {} seconds", self.idle_timeout.as_secs());
-            return Poll::Ready(Some(Err(Fault::InvalidRequest { message, param: None })));
+            let what = format!("no byte of its body arrived for {:?}", self.max_pause());
+            return Poll::Ready(Some(Err(Fault::RequestTimeout { what })));
         };
-        let next = Instant::now() + self.idle_timeout;
+        let next = Instant::now() + self.max_pause();
         self.idle_timer.as_mut().reset(next);
         let frame = frame.map(|frame| frame.map_err(|error| aborted_body(&error)));
         if let Some(Ok(frame)) = &frame {
@@ -156,7 +157,7 @@ impl Body for RemainingBody {
             self.context.traffic.add(ByteDirection::ToEngine, bytes);
         }
         if frame.is_none() || self.body.is_end_stream() {
-            self.socket.set_body_unread(false);
+            self.socket.set_upload_open(false);
         }
         Poll::Ready(frame)
     }
@@ -166,6 +167,6 @@ fn too_large(max_body: u64) -> Fault {
     Fault::BodyTooLarge { setting: "--max-body".into(), limit: units::Bytes(max_body) }
 }
 
-fn aborted_body(error: &hyper::Error) -> Fault {
+fn aborted_body(error: &RequestBodyError) -> Fault {
     Fault::InvalidRequest { message: format!("the request body ended early: {error}"), param: None }
 }

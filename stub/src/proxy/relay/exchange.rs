@@ -9,22 +9,23 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, header, request::Parts, uri::PathAndQuery};
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use rouse::{fault::Fault, model::EngineId, units::Millis};
 use rouse_net::{
-    downstream::ScratchBody,
     engine_load::orca,
     openai::{ApiSchema, error, sse::ResponseFacts},
     relay::{
         self, Exchange, ExchangeOutcome, RelayBody, RelayBodyError, RelayObserver, RelayTarget,
         RelayTimeouts, ResponseInspection, ScratchFrame, UpstreamRequest,
     },
+    server::ScratchBody,
     stub_api::{GATED_HEADER, NOT_READY_HEADER},
 };
 use tokio::time::Instant;
 
 use super::{
-    RelayThreadContext, body, policy,
+    RelayThreadContext,
+    body::{self, RelayRequestBody},
+    policy,
     socket::{RelayExchangeGuard, RelaySocket},
 };
 use crate::proxy::{
@@ -66,49 +67,38 @@ enum RelayRejection {
     Marked(&'static str, &'static str),
 }
 
-/// Serves one request. Returns the response and whether the whole request was read.
+/// Serves one request.
 pub(super) fn serve(
     context: &Rc<RelayThreadContext>,
     socket: &Rc<RelaySocket>,
-    request: Request<Incoming>,
-) -> impl Future<Output = (Response<RelayReplyBody>, bool)> + use<> {
+    request: Request<RelayRequestBody>,
+) -> impl Future<Output = Response<RelayReplyBody>> + use<> {
     let (context, socket) = (Rc::clone(context), Rc::clone(socket));
     let exchange = socket.begin_exchange();
     async move {
         let (head, body) = request.into_parts();
         let schema = api_schema(head.uri.path());
-        socket.set_body_unread(true);
-        let mut response = match relay_or_reject(&context, &socket, &exchange, &head, body, schema).await {
+        let relayed = match check_allowed(&context, &head) {
+            Ok(()) => relay(&context, &socket, &exchange, &head, body, schema).await,
+            Err(refusal) => {
+                // The connection goes on if all of the body is there, and closes otherwise.
+                drop(body);
+                Err(refusal)
+            }
+        };
+        let mut response = match relayed {
             Ok(response) => response.map(|body| RelayReplyBody::from_engine(body, exchange)),
             Err(refusal) => rejection_response(&context.proxy, refusal, schema).map(|text| RelayReplyBody {
                 content: RelayReplyContent::Text(Some(text)),
                 _exchange: exchange,
             }),
         };
-        let whole = !socket.is_body_unread();
-        if !whole {
-            // The bytes after this response are not the next request.
+        // The bytes behind an early response are the rest of the request. In a shutdown, a client that keeps its
+        // connection could not know whether its next request began.
+        if socket.is_upload_open() || socket.is_closing() {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
-        (response, whole)
-    }
-}
-
-/// Returns the engine's response, or the reason for a refusal.
-async fn relay_or_reject(
-    context: &Rc<RelayThreadContext>,
-    socket: &Rc<RelaySocket>,
-    exchange: &RelayExchangeGuard,
-    head: &Parts,
-    body: Incoming,
-    schema: ApiSchema,
-) -> Result<Response<RelayBody<RelayMetricsObserver>>, RelayRejection> {
-    match check_allowed(context, head) {
-        Ok(()) => relay(context, socket, exchange, head, body, schema).await,
-        Err(refusal) => {
-            socket.set_body_unread(!body::discard_available(body).await);
-            Err(refusal)
-        }
+        response
     }
 }
 
@@ -141,7 +131,7 @@ async fn relay(
     socket: &Rc<RelaySocket>,
     exchange: &RelayExchangeGuard,
     head: &Parts,
-    body: Incoming,
+    body: RelayRequestBody,
     schema: ApiSchema,
 ) -> Result<Response<RelayBody<RelayMetricsObserver>>, RelayRejection> {
     let settings = &context.proxy.settings;
@@ -200,6 +190,11 @@ async fn relay(
         response.headers_mut().insert(orca::REPORT_HEADER, report);
     }
     Ok(response)
+}
+
+/// Returns the response to a head that could not be read.
+pub(super) fn head_rejection(proxy: &Proxy, fault: Fault) -> Response<Bytes> {
+    rejection_response(proxy, RelayRejection::Fault(fault), ApiSchema::OpenAi)
 }
 
 fn rejection_response(proxy: &Proxy, refusal: RelayRejection, schema: ApiSchema) -> Response<Bytes> {

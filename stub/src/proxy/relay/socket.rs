@@ -1,17 +1,16 @@
-//! A client's socket, shared with hyper. The relay reads ahead from it during a request and records the gate generation
-//! of that request.
+//! A client's socket, shared by the connection loop, the request's body and the connection's deadlines. It also records
+//! the gate generation of the current request.
 
 use std::{
     cell::{Cell, RefCell},
-    future::poll_fn,
     io,
     pin::Pin,
     rc::Rc,
     sync::Arc,
-    task::{Context, Poll, Waker, ready},
+    task::{Context, Poll, Waker},
 };
 
-use rouse_net::downstream::{DownstreamIo, ReadAhead, StallTrackingTcp};
+use rouse_net::server::{ServerIo, StallTrackingTcp};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -22,18 +21,13 @@ use crate::proxy::gate::GateGeneration;
 
 pub(super) struct RelaySocket {
     stream: RefCell<StallTrackingTcp>,
-    read_ahead: ReadAhead,
     /// The generation whose lease the current request holds.
     gate_generation: RefCell<Option<Arc<GateGeneration>>>,
-    open_exchanges: Cell<u32>,
-    /// The current request's body was not read to its end.
-    body_unread: Cell<bool>,
+    /// The current request's body passes to the engine, and was not read to its end.
+    upload_open: Cell<bool>,
     closing: Cell<bool>,
     waker: RefCell<Option<Waker>>,
 }
-
-/// hyper's handle of the socket.
-pub(super) struct RelayIo(Rc<RelaySocket>);
 
 /// Guards an exchange from the beginning of a request until its response is sent.
 pub(super) struct RelayExchangeGuard(Rc<RelaySocket>);
@@ -42,31 +36,16 @@ impl RelaySocket {
     pub(super) fn new(stream: TcpStream) -> Rc<Self> {
         Rc::new(Self {
             stream: RefCell::new(StallTrackingTcp::new(stream)),
-            read_ahead: ReadAhead::default(),
             gate_generation: RefCell::default(),
-            open_exchanges: Cell::new(0),
-            body_unread: Cell::new(false),
+            upload_open: Cell::new(false),
             closing: Cell::new(false),
             waker: RefCell::default(),
         })
     }
 
-    pub(super) fn io(self: &Rc<Self>) -> RelayIo {
-        RelayIo(Rc::clone(self))
-    }
-
     pub(super) fn begin_exchange(self: &Rc<Self>) -> RelayExchangeGuard {
-        self.open_exchanges.set(self.open_exchanges.get() + 1);
+        self.upload_open.set(false);
         RelayExchangeGuard(Rc::clone(self))
-    }
-
-    pub(super) fn before_poll(&self) {
-        self.read_ahead.before_poll();
-    }
-
-    /// Call it after polling hyper. Returns whether the client disconnected during an exchange.
-    pub(super) fn poll_client_left(&self, cx: &mut Context<'_>) -> bool {
-        self.open_exchanges.get() > 0 && self.read_ahead.detect_disconnect(&self.stream, cx)
     }
 
     /// Since when the client has accepted none of the pending bytes.
@@ -79,17 +58,17 @@ impl RelaySocket {
         self.gate_generation.borrow().clone()
     }
 
-    /// Call it before each request's body is read, and again at the body's end.
-    pub(super) fn set_body_unread(&self, unread: bool) {
-        self.body_unread.set(unread);
+    /// Call it when a body begins to pass to the engine, and again at the body's end.
+    pub(super) fn set_upload_open(&self, open: bool) {
+        self.upload_open.set(open);
     }
 
-    /// Whether the client may still be sending a request: the current one, or the last one if it was answered early.
-    pub(super) fn is_body_unread(&self) -> bool {
-        self.body_unread.get()
+    /// Whether the client may still be sending the current request to the engine.
+    pub(super) fn is_upload_open(&self) -> bool {
+        self.upload_open.get()
     }
 
-    /// Closes the connection after its current request.
+    /// Ends the connection after its current request, and wakes its task.
     pub(super) fn close(&self) {
         self.closing.set(true);
         if let Some(task) = &*self.waker.borrow() {
@@ -97,22 +76,19 @@ impl RelaySocket {
         }
     }
 
-    /// Whether [`Self::close`] was called. A later call wakes this task.
-    pub(super) fn is_closing(&self, cx: &Context<'_>) -> bool {
-        let mut task = self.waker.borrow_mut();
-        if !task.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-            *task = Some(cx.waker().clone());
-        }
+    /// Whether [`Self::close`] was called.
+    pub(super) fn is_closing(&self) -> bool {
         self.closing.get()
     }
 
-    pub(super) async fn shutdown(&self) -> io::Result<()> {
-        poll_fn(|cx| Pin::new(&mut *self.stream.borrow_mut()).poll_shutdown(cx)).await
-    }
-
-    /// Reads and discards some bytes. Returns false at the end.
-    pub(super) async fn discard(&self) -> io::Result<bool> {
-        poll_fn(|cx| self.read_ahead.poll_discard(&self.stream, cx)).await
+    /// Sets the task that [`Self::close`] wakes. Returns whether the task was already set.
+    pub(super) fn set_task(&self, cx: &Context<'_>) -> bool {
+        let mut task = self.waker.borrow_mut();
+        let same = task.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
+        if !same {
+            *task = Some(cx.waker().clone());
+        }
+        same
     }
 }
 
@@ -124,12 +100,17 @@ impl RelayExchangeGuard {
 
 impl Drop for RelayExchangeGuard {
     fn drop(&mut self) {
-        self.0.open_exchanges.set(self.0.open_exchanges.get() - 1);
         *self.0.gate_generation.borrow_mut() = None;
     }
 }
 
-impl DownstreamIo for RelaySocket {
+impl ServerIo for RelaySocket {
+    #[inline]
+    fn poll_read(&self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.stream.borrow_mut()).poll_read(cx, buf)
+    }
+
+    #[inline]
     fn poll_write(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut *self.stream.borrow_mut()).poll_write(cx, bytes)
     }
@@ -138,32 +119,7 @@ impl DownstreamIo for RelaySocket {
         Pin::new(&mut *self.stream.borrow_mut()).poll_flush(cx)
     }
 
-    fn unread(&self, bytes: &[u8]) {
-        self.read_ahead.unread(bytes);
-    }
-
-    fn is_write_blocked(&self) -> bool {
-        self.blocked_since().is_some()
-    }
-}
-
-impl AsyncRead for RelayIo {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        ready!(self.0.read_ahead.poll_read(&self.0.stream, cx, buf))?;
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for RelayIo {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.0.poll_write(cx, bytes)
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.0.poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.0.stream.borrow_mut()).poll_shutdown(cx)
+    fn poll_shutdown(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.stream.borrow_mut()).poll_shutdown(cx)
     }
 }

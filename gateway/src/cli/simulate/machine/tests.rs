@@ -3,6 +3,7 @@ use rouse::{
     model::{Accelerator, EngineMemory, FleetSettings},
     sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, simulated_model},
 };
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::*;
@@ -18,7 +19,7 @@ struct MachineCommandLine {
 fn run(words: &[&str]) -> Result<MachineOutput, String> {
     let words = std::iter::once("simulate").chain(words.iter().copied());
     let line = MachineCommandLine::try_parse_from(words).map_err(|error| error.to_string())?;
-    line.args.machine.run(line.args.start_time)
+    line.args.machine.run(line.args.start_time, line.args.json)
 }
 
 fn write(dir: &TempDir, name: &str, text: &str) -> String {
@@ -71,6 +72,38 @@ fn two_more_accelerators_end_the_swaps_of_three_models() {
     assert_eq!(run(&[words.as_slice(), &["--accelerators", "+2"]].concat()).unwrap().text, output.text);
     let unchanged = run(&words).unwrap();
     assert!(!unchanged.text.contains("changed"), "{}", unchanged.text);
+}
+
+#[test]
+fn the_json_has_what_the_table_has_and_the_notes() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = write(&dir, "rouse.yaml", &configuration("", &["a", "b", "c"]));
+    let lines: String = (0..60).map(|n| log_line(60 * n, ["a", "b", "c"][n as usize % 3], 5000)).collect();
+    let log = write(&dir, "access.log", &lines);
+    let words = ["--config", &config, "--requests", &log, "--start-time", "5s"];
+    let with = |more: &[&str]| run(&[words.as_slice(), more].concat()).unwrap();
+    let (table, output) = (with(&["--accelerators", "+2"]), with(&["--accelerators", "+2", "--json"]));
+    let value: Value = serde_json::from_str(&output.text).unwrap();
+    assert_eq!(output.notes, [""; 0], "they are in the JSON");
+    assert_eq!(value["notes"], json!(table.notes));
+    let facts = ["requests", "lasts", "accelerators", "models", "changed"].map(|name| value[name].clone());
+    assert_eq!(json!(facts), json!([60, 59 * 60_000, 1, 3, "3 accelerators"]));
+    let runs = value["runs"].as_array().unwrap();
+    let names: Vec<_> = runs.iter().map(|run| run["run"].as_str().unwrap()).collect();
+    assert_eq!(names, ["recorded", "simulated", "changed"]);
+    for (run, name) in runs.iter().zip(names) {
+        for (column, field) in [(1, "requests"), (2, "refused"), (3, "left"), (6, "swaps"), (8, "wakes")] {
+            let shown = if run[field].is_null() { "-".to_owned() } else { run[field].to_string() };
+            assert_eq!(cell(&table, name, column), shown, "{field} of {run}");
+        }
+    }
+    assert_eq!([&runs[0]["gpuHours"], &runs[0]["swaps"]], [&Value::Null; 2], "a recording has none");
+    let hours = runs[2]["gpuHours"].as_f64().unwrap();
+    assert!((2.9..3.0).contains(&hours), "{hours}");
+    let [mean, p99] = ["waitMean", "waitP99"].map(|field| runs[1][field].as_u64().unwrap());
+    assert_eq!(cell(&table, "simulated", 5), format!("{:.1}s", p99 as f64 / 1000.0));
+    assert!((5000..=p99).contains(&mean), "each request waits for a start: {}", runs[1]);
+    assert_eq!(serde_json::from_str::<Value>(&with(&["--json"]).text).unwrap()["changed"], Value::Null);
 }
 
 #[test]

@@ -1,0 +1,155 @@
+//! Bounds what repeats until nothing changes, and reports what did not come to rest.
+
+use std::{collections::BTreeSet, fmt};
+
+use crate::{
+    fleet::{command::Command, event::Event},
+    model::ModelName,
+};
+
+/// Limit on turns that follow from each other with nothing from outside. A driver that takes more spins.
+pub const MAX_CHAINED_TURNS: u32 = 500;
+/// Events and commands that a report names at most.
+const MAX_NAMED: usize = 12;
+
+/// Counts the turns that only follow from the turn before them.
+#[derive(Clone, Debug, Default)]
+pub struct TurnChain {
+    length: u32,
+}
+
+/// Work that was repeated until its limit and still did not come to rest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnsettledWork {
+    work: &'static str,
+    limit: u32,
+    models: BTreeSet<ModelName>,
+    causes: Vec<String>,
+}
+
+impl TurnChain {
+    /// Begins a new chain: time has passed, or an event came from outside.
+    pub const fn begin(&mut self) {
+        self.length = 0;
+    }
+
+    /// Counts a turn with these events. Returns a report when the chain gets longer than its limit, once a chain.
+    pub fn extend(&mut self, events: &[Event]) -> Option<UnsettledWork> {
+        self.length = self.length.saturating_add(1);
+        (self.length == MAX_CHAINED_TURNS + 1).then(|| {
+            UnsettledWork::new(
+                "turns of the driver with nothing from outside",
+                MAX_CHAINED_TURNS,
+                events,
+                &[],
+            )
+        })
+    }
+
+    /// Whether the next turn has to wait for something from outside.
+    #[must_use]
+    pub const fn is_exhausted(&self) -> bool {
+        self.length > MAX_CHAINED_TURNS
+    }
+}
+
+impl UnsettledWork {
+    /// Names the models, events and commands of the last round.
+    #[must_use]
+    pub fn new(work: &'static str, limit: u32, events: &[Event], commands: &[Command]) -> Self {
+        let models = events.iter().filter_map(model_of_event);
+        let models = models.chain(commands.iter().filter_map(model_of_command)).cloned().collect();
+        let causes = events.iter().map(ToString::to_string);
+        let causes = causes.chain(commands.iter().map(|command| format!("> {command}")));
+        Self { work, limit, models, causes: causes.take(MAX_NAMED).collect() }
+    }
+}
+
+impl fmt::Display for UnsettledWork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let models: Vec<&str> = self.models.iter().map(ModelName::as_str).collect();
+        let models = if models.is_empty() { "none".to_owned() } else { models.join(", ") };
+        let Self { work, limit, causes, .. } = self;
+        write!(f, "gave up after {limit} {work}; models: {models}; last: ")?;
+        f.write_str(&causes.join("; "))
+    }
+}
+
+fn model_of_event(event: &Event) -> Option<&ModelName> {
+    Some(match event {
+        Event::Arrived { waiter } => &waiter.model,
+        Event::MeasurementsRestored { model, .. }
+        | Event::Served { model, .. }
+        | Event::FairnessRestored { model, .. }
+        | Event::OperatorRequest { model, .. }
+        | Event::Desired { model, .. } => model,
+        Event::FailureRestored { engine, .. }
+        | Event::GateSampled { engine, .. }
+        | Event::EjectionChanged { engine, .. }
+        | Event::SaturationChanged { engine, .. }
+        | Event::StubGateClosed { engine, .. }
+        | Event::StubGateOpened { engine, .. }
+        | Event::Published { engine, .. }
+        | Event::Drained { engine, .. }
+        | Event::Canary { engine, .. }
+        | Event::Placed { engine, .. }
+        | Event::Conflict { engine, .. }
+        | Event::Started { engine, .. }
+        | Event::Profiled { engine, .. }
+        | Event::Ready { engine, .. }
+        | Event::Slept { engine, .. }
+        | Event::SleepFailed { engine, .. }
+        | Event::WakeFailed { engine, .. }
+        | Event::StartFailed { engine, .. }
+        | Event::Gone { engine, .. }
+        | Event::Diagnostics { engine, .. }
+        | Event::Health { engine, .. }
+        | Event::UsageObserved { engine, .. }
+        | Event::ResidueMeasured { engine, .. }
+        | Event::UsageAfterSleep { engine, .. }
+        | Event::Adopted { engine, .. } => &engine.model,
+        _ => return None,
+    })
+}
+
+const fn model_of_command(command: &Command) -> Option<&ModelName> {
+    match command {
+        Command::Reserve { engine, .. }
+        | Command::Shrink { engine, .. }
+        | Command::Launch { engine, .. }
+        | Command::Probe { engine, .. }
+        | Command::Sleep { engine, .. }
+        | Command::Wake { engine, .. }
+        | Command::Stop { engine, .. }
+        | Command::AwaitStub { engine, .. }
+        | Command::OpenGate { engine, .. }
+        | Command::CloseGate { engine, .. }
+        | Command::RevokeLeases { engine, .. }
+        | Command::Grant { engine, .. } => Some(&engine.model),
+        Command::ReadMeter { .. } | Command::Refuse { .. } | Command::FinishOperation { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{model::EngineId, units::Generation};
+
+    #[test]
+    fn a_chain_of_turns_is_reported_once_with_its_models_and_events() {
+        let events = [Event::Drained { engine: EngineId::new("chat".into(), 0), generation: Generation(1) }];
+        let mut chain = TurnChain::default();
+        for _ in 0..MAX_CHAINED_TURNS {
+            assert_eq!(chain.extend(&events), None);
+            assert!(!chain.is_exhausted());
+        }
+        let report = chain.extend(&events).expect("the limit is passed").to_string();
+        assert_eq!(
+            report,
+            "gave up after 500 turns of the driver with nothing from outside; models: chat; last: chat#0 is drained"
+        );
+        assert!(chain.is_exhausted() && chain.extend(&events).is_none());
+        chain.begin();
+        assert!(!chain.is_exhausted());
+    }
+}
