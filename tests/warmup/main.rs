@@ -19,7 +19,7 @@
 //! | image without a shell, other platform | `an_image_that_cannot_start_is_present_nevertheless` | `causes` |
 //! | image whose entrypoint needs rights | `a_quota_or_admission_refuses_and_is_named_with_a_pause` | `pods` |
 //! | image collected by the kubelet | `a_node_that_loses_an_image_is_warmed_again_if_it_is_kept_warm` | `models` |
-//! | disk full, DiskPressure | `a_full_disk_backs_off_and_disk_pressure_waits` | `causes`, `nodes` |
+//! | disk full, DiskPressure | `a_full_disk_backs_off_and_disk_pressure_waits` | `causes`, `nodes`, `node_changes` |
 //! | failed Pods are collected | `attempts_survive_the_collection_of_pods_and_a_restart` | `pods`, `new_leaders` |
 //! | unlimited retries | `retries_without_a_limit_back_off_to_minutes` | `limits` |
 //! | Pods deleted by hand | `pods_deleted_by_hand_change_no_outcome` | `pods` |

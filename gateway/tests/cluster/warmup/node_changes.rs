@@ -102,14 +102,44 @@ async fn full_until_there_is_room(fixture: &WarmupFixture<'_>) {
     assert_eq!(counts(&status), (1, 0, 1, 0), "{status:?}");
 }
 
+/// A pull that fills the disk has failed once. It is not repeated while the node has disk pressure.
+async fn disk_full(fixture: &WarmupFixture<'_>) {
+    let (world, kubelet, node) = (&fixture.world, &fixture.kubelet, fixture.node("i"));
+    let pressure = |status: &str| json!({"conditions": [{"type": "DiskPressure", "status": status, "reason": "Played", "message": ""}]});
+    kubelet.script(&node, "disk:1", [PodReport::Pulling, PodReport::Present]);
+    world.warmup("disk", fixture.spec(&["i"], &["disk:1"], json!({"backoffLimit": 1}))).await;
+    // A Pod that no node has taken yet would be withdrawn: the scheduler keeps it from a node with disk pressure.
+    kubelet.report(&node, "disk:1", PodReport::Pulling).await;
+    fixture.patch_node_status("i", pressure("True")).await;
+    let under_pressure = |status: &WarmupStatus| cause(status, &node) == "DiskPressure";
+    // The leader has seen the pressure once it names it, so the next attempt does not come before.
+    world.warmup("pressed", fixture.spec(&["i"], &["pressed:1"], json!({}))).await;
+    world.until_warmup("pressed", "DiskPressure", under_pressure).await;
+    let text = "write /var/lib/containerd/tmpmounts/mount1/weights: no space left on device".to_owned();
+    kubelet.report(&node, "disk:1", PodReport::PullFailed("ErrImagePull", text)).await;
+    kubelet.until_gone_from(&node, "disk:1").await;
+    let waits = |status: &WarmupStatus| {
+        let failed_once = items_of(status, &node).iter().any(|own| own.attempts == 1);
+        counts(status) == (1, 0, 0, 0) && under_pressure(status) && failed_once
+    };
+    world.until_warmup("disk", "DiskPressure", waits).await;
+    assert_eq!((kubelet.count(&node, "disk:1"), kubelet.count(&node, "pressed:1")), (1, 0));
+    fixture.patch_node_status("i", pressure("False")).await;
+    for name in ["disk", "pressed"] {
+        world.until_completed(name).await;
+    }
+    assert_eq!(kubelet.count(&node, "disk:1"), 2);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_that_change_while_they_are_warmed_count_by_what_they_are_now() {
-    let fixture = WarmupFixture::new("warm-changes", &["a", "b", "c", "d", "e", "f", "g", "h"]).await;
+    let fixture = WarmupFixture::new("warm-changes", &["a", "b", "c", "d", "e", "f", "g", "h", "i"]).await;
     tokio::join!(
         Box::pin(selected_and_gone(&fixture)),
         Box::pin(replaced(&fixture)),
         Box::pin(comes_back(&fixture)),
         Box::pin(tolerates_everything(&fixture)),
         Box::pin(full_until_there_is_room(&fixture)),
+        Box::pin(disk_full(&fixture)),
     );
 }
