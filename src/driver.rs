@@ -25,7 +25,7 @@ use crate::{
     engine::Admission,
     fault::Fault,
     fleet::{
-        Fleet, MAX_REPLANS, Plan,
+        Fleet, Plan,
         command::{CloseReason, Command},
         event::{CanaryVerdict, Event, OperatorAction, WaiterId},
     },
@@ -38,6 +38,7 @@ use crate::{
 pub struct DriverCore {
     fleet: Fleet,
     plan: Plan,
+    chain: TurnChain,
 }
 
 impl DriverCore {
@@ -49,7 +50,7 @@ impl DriverCore {
     /// Continues with a fleet that was restored from a journal.
     #[must_use]
     pub fn with_fleet(fleet: Fleet) -> Self {
-        Self { fleet, plan: Plan::default() }
+        Self { fleet, ..Self::default() }
     }
 
     #[must_use]
@@ -61,6 +62,17 @@ impl DriverCore {
     #[must_use]
     pub const fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// The chain that the last turn belongs to.
+    #[must_use]
+    pub const fn chain(&self) -> &TurnChain {
+        &self.chain
+    }
+
+    /// The chain, which the driver begins or extends before each turn.
+    pub const fn chain_mut(&mut self) -> &mut TurnChain {
+        &mut self.chain
     }
 
     /// Checks whether an operator's order can be accepted, by the events of the turns so far.
@@ -83,15 +95,10 @@ impl DriverCore {
         platform.journal(&self.fleet, batch, now);
         self.fleet.issued(&self.plan.commands, now);
         platform.decided(self, batch, now);
-        if self.plan.gave_up() {
-            let passes = u32::try_from(MAX_REPLANS).unwrap_or(u32::MAX);
-            let commands = &self.plan.commands;
-            platform.gave_up(&UnsettledWork::new(
-                "passes of one plan that each added a command",
-                passes,
-                batch,
-                commands,
-            ));
+        if self.plan.gave_up()
+            && let Some(work) = self.chain.record_plan_given_up(batch, &self.plan.commands)
+        {
+            platform.gave_up(&work);
         }
         self.quote_arrivals(platform, batch, now);
         batch.clear();

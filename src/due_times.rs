@@ -6,7 +6,7 @@ use crate::units::Tick;
 
 /// A moment for each of some keys, found by key and in the order of time.
 #[derive(Clone, Debug)]
-pub(crate) struct DueTimes<K> {
+pub struct DueTimes<K> {
     by_key: BTreeMap<K, Tick>,
     /// The same entries, ordered by time.
     by_time: BTreeSet<(Tick, K)>,
@@ -20,7 +20,7 @@ impl<K> Default for DueTimes<K> {
 
 impl<K: Clone + Ord> DueTimes<K> {
     /// Sets when this key is due; `None` if never.
-    pub(crate) fn set(&mut self, key: &K, at: Option<Tick>) {
+    pub fn set(&mut self, key: &K, at: Option<Tick>) {
         if let Some(before) = self.by_key.remove(key) {
             self.by_time.remove(&(before, key.clone()));
         }
@@ -31,21 +31,23 @@ impl<K: Clone + Ord> DueTimes<K> {
     }
 
     /// When this key is due.
-    pub(crate) fn get(&self, key: &K) -> Option<Tick> {
+    #[must_use]
+    pub fn get(&self, key: &K) -> Option<Tick> {
         self.by_key.get(key).copied()
     }
 
     /// The first moment at which a key is due.
-    pub(crate) fn first(&self) -> Option<Tick> {
+    #[must_use]
+    pub fn first(&self) -> Option<Tick> {
         self.by_time.first().map(|(at, _)| *at)
     }
 
     /// The keys that are due by this moment, the earliest first.
-    pub(crate) fn due_by(&self, now: Tick) -> impl Iterator<Item = &K> {
+    pub fn due_by(&self, now: Tick) -> impl Iterator<Item = &K> {
         self.by_time.iter().take_while(move |(at, _)| *at <= now).map(|(_, key)| key)
     }
 
-    pub(crate) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.by_key.clear();
         self.by_time.clear();
     }

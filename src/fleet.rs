@@ -6,7 +6,7 @@
 //! * [`plan`]: demand and reservations → commands to engines. The leader decides this.
 //!
 //! A single machine makes both kinds, and [`Fleet`] combines them. See [`event`] for the inputs and [`command`] for the
-//! outputs.
+//! outputs. The modules `demand`, `memory` and `queries` have what callers read from the state.
 //!
 //! Planning works on a copy. The planner records every decision in the copy at once ([`plan::Planner`]'s `apply`, the
 //! function that [`Fleet::issued`] also uses). So a later decision of the same plan sees the earlier ones, and the plan
@@ -19,27 +19,27 @@ pub mod plan;
 pub mod quote;
 pub mod report;
 
+mod demand;
 mod explain;
+mod memory;
 mod observe;
+mod queries;
 mod state;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+pub use memory::AcceleratorCapacity;
+
 use command::Command;
 use dispatch::Dispatch;
-use event::{Event, GatewayDemand, LearnedMeasurements, OperatorAction, WaiterId};
-use plan::{Planner, ReportInputs, leadership::LeadershipRole};
+use event::{Event, OperatorAction, WaiterId};
+use plan::{Planner, ReportInputs};
 use quote::book::QuoteBook;
-use report::{FleetView, ModelState, Report, VariantReport};
-use state::ledger::pool_accelerators::PoolAccelerators;
+use report::{FleetView, Report, VariantReport};
 
 use crate::{
-    engine::{
-        Engine,
-        last_outcome::{LastFailure, LastOutcome},
-    },
-    model::{AcceleratorId, AcceleratorRequirement, EngineId, ModelName, ModelSpec, VariantName},
-    units::{Bytes, Generation, Millis, Tick},
+    model::{ModelName, VariantName},
+    units::{Generation, Tick},
 };
 
 /// The complete decision state for engines and requests.
@@ -68,16 +68,8 @@ pub struct RoutingChanges {
     pub models: BTreeSet<ModelName>,
     /// Models whose waiters here changed in number, or with an engine that got its first lease or lost its last.
     ///
-    /// Requests are not routed by it. It bounds the work of those who follow this gateway's demand.
+    /// It routes no requests. It bounds the work of readers that follow this gateway's demand.
     pub demand: BTreeSet<ModelName>,
-}
-
-/// Capacity of an accelerator, or of a pool of accelerators.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AcceleratorCapacity {
-    pub capacity: Bytes,
-    /// Of a pool its accelerators or slots, of an accelerator in a pool its slots, if they are counted.
-    pub units: Option<u32>,
 }
 
 /// Limit on replanning passes at one moment. More passes would mean decisions that contradict each other.
@@ -257,18 +249,6 @@ impl Fleet {
         self.planner.variant_reports(model, &plan.report_inputs.replica_reasons)
     }
 
-    /// Whether targets say how many engines of this model run, even if there are none yet.
-    #[must_use]
-    pub fn is_scaled(&self, model: &ModelName) -> bool {
-        self.planner.is_scaled(model)
-    }
-
-    /// Returns the configuration of an engine: that of its variant. `None` if it is not, or no longer, configured.
-    #[must_use]
-    pub fn engine_spec(&self, engine: &EngineId) -> Option<&ModelSpec> {
-        self.planner.engine_spec(engine)
-    }
-
     /// Returns the routing changes since the last call.
     pub fn take_routing_changes(&mut self) -> RoutingChanges {
         let models = self.planner.engines.take_rerouted();
@@ -297,87 +277,6 @@ impl Fleet {
         self.planner.validate_action(model, order)
     }
 
-    /// Returns the measurements of every model's variant `default`, which persist over restarts.
-    ///
-    /// On one machine, models have no other.
-    #[must_use]
-    pub fn learned(&self) -> BTreeMap<ModelName, LearnedMeasurements> {
-        self.planner.models.iter().map(|(name, model)| (name.clone(), model.learned)).collect()
-    }
-
-    /// Returns the measurements of every other variant, if it has any.
-    #[must_use]
-    pub fn learned_of_variants(&self) -> BTreeMap<(ModelName, VariantName), LearnedMeasurements> {
-        let mut all = BTreeMap::new();
-        for (name, model) in self.planner.models.iter() {
-            for (variant, learned) in &model.learned_of_variants {
-                all.insert((name.clone(), variant.clone()), *learned);
-            }
-        }
-        all
-    }
-
-    /// Returns the measurements of one variant; `None` if the model is unknown.
-    #[must_use]
-    pub fn learned_of(&self, model: &ModelName, variant: &VariantName) -> Option<LearnedMeasurements> {
-        self.planner.models.get(model).map(|model| model.learned_of(variant))
-    }
-
-    /// Returns the model's configuration; `None` if the model is not, or no longer, configured.
-    #[must_use]
-    pub fn spec(&self, model: &ModelName) -> Option<&ModelSpec> {
-        self.planner.spec(model)
-    }
-
-    /// Returns the capacity of an accelerator, or of a pool: of one whose accelerators have slots, that of all together.
-    #[must_use]
-    pub fn accelerator_capacity(&self, accelerator: &AcceleratorId) -> Option<AcceleratorCapacity> {
-        let accounts = &self.planner.ledger.accelerators;
-        if let Some(account) = accounts.get(accelerator) {
-            return Some(AcceleratorCapacity { capacity: account.capacity, units: account.units });
-        }
-        let pool = accounts.pool(accelerator)?;
-        Some(AcceleratorCapacity { capacity: pool.capacity(), units: Some(pool.units()) })
-    }
-
-    /// Memory that may still be reserved where engines with this requirement may run, over all these accelerators.
-    #[must_use]
-    pub fn free_memory(&self, requirement: &AcceleratorRequirement) -> Bytes {
-        let accounts = &self.planner.ledger.accelerators;
-        let free = |id: &AcceleratorId| accounts.get(id).map(|account| account.free()).unwrap_or_default();
-        match requirement {
-            AcceleratorRequirement::InPool { pool, .. } => free(pool),
-            AcceleratorRequirement::Slots { pool, .. } => {
-                accounts.pool(pool).map_or(Bytes::ZERO, PoolAccelerators::free)
-            }
-            AcceleratorRequirement::Ids(ids) => ids.iter().map(free).sum(),
-            AcceleratorRequirement::Count(_) => accounts.iter().map(|(_, account)| account.free()).sum(),
-        }
-    }
-
-    /// Returns since when no gateway uses or requests the model.
-    ///
-    /// `None` while one does, while no engine of the model has a process, and while the use by other gateways is
-    /// unknown. It may be in the future: the others have until then to report that they use it.
-    #[must_use]
-    pub fn unused_since(&self, model: &ModelName) -> Option<Tick> {
-        if self.waiting_everywhere(model) > 0 {
-            return None;
-        }
-        let planner = &self.planner;
-        let mut engines = planner.engines_of(model).filter(|e| e.state.has_process()).peekable();
-        engines.peek()?;
-        engines.try_fold(Tick(0), |latest, e| {
-            let is_unused = planner.in_use_count(e) == 0;
-            planner.idle_at(e, Millis::ZERO).filter(|_| is_unused).map(|at| latest.max(at))
-        })
-    }
-
-    /// Returns every configured model.
-    pub fn specs(&self) -> impl Iterator<Item = &ModelSpec> {
-        self.planner.models.values().filter_map(|m| m.spec.as_deref())
-    }
-
     /// Returns the state as events that rebuild it in a new fleet. A journal starts over with them when its file is
     /// full.
     #[must_use]
@@ -386,156 +285,6 @@ impl Fleet {
         // model.
         let state = Box::new(self.planner.clone());
         self.dispatch.snapshot().chain([Event::StateRestored { state }]).collect()
-    }
-
-    /// Memory reserved for the engine, over all its accelerators.
-    #[must_use]
-    pub fn reserved_bytes(&self, engine: &EngineId) -> Bytes {
-        let accounts = self.planner.ledger.accelerators.accounts_of(engine);
-        accounts.map(|(_, account)| account.booked_by(engine)).sum()
-    }
-
-    /// Memory that the engine would free if it slept, over all its accelerators.
-    #[must_use]
-    pub fn freed_by_sleep(&self, engine: &EngineId) -> Bytes {
-        let residue = self.planner.residue_of(engine);
-        let accounts = self.planner.ledger.accelerators.accounts_of(engine);
-        accounts.map(|(_, account)| account.booked_by(engine).saturating_sub(residue)).sum()
-    }
-
-    pub fn engines(&self) -> impl Iterator<Item = &Engine> {
-        self.planner.engines.values()
-    }
-
-    pub fn engines_of(&self, model: &ModelName) -> impl Iterator<Item = &Engine> {
-        self.planner.engines.of_model(model)
-    }
-
-    #[must_use]
-    pub fn engine(&self, id: &EngineId) -> Option<&Engine> {
-        self.planner.engines.get(id)
-    }
-
-    /// `queue.maxWaiting`.
-    #[must_use]
-    pub const fn max_waiting(&self) -> usize {
-        self.planner.settings.queue.max_waiting as usize
-    }
-
-    /// Number of requests for this model that queue at this gateway.
-    #[must_use]
-    pub fn waiting(&self, model: &ModelName) -> usize {
-        self.dispatch.waiting(model)
-    }
-
-    /// Number of requests for this model that queue at all gateways, as far as the others have reported.
-    #[must_use]
-    pub fn waiting_everywhere(&self, model: &ModelName) -> u32 {
-        let own = u32::try_from(self.waiting(model)).unwrap_or(u32::MAX);
-        own.saturating_add(self.planner.remote_demand.of(model).waiting)
-    }
-
-    /// Models whose requests queue at this gateway.
-    pub fn queued_models(&self) -> impl Iterator<Item = &ModelName> {
-        self.dispatch.queued_models()
-    }
-
-    /// The best state of the model's engines.
-    #[must_use]
-    pub fn state(&self, model: &ModelName) -> ModelState {
-        self.planner.model_state(model)
-    }
-
-    /// The latest failure among the model's engines that have not served since.
-    #[must_use]
-    pub fn last_failure(&self, model: &ModelName) -> Option<LastFailure> {
-        self.engines_of(model).filter_map(Engine::last_failure).max_by_key(|failure| failure.at)
-    }
-
-    /// The latest outcome among the model's engines that have not served since.
-    #[must_use]
-    pub fn last_outcome(&self, model: &ModelName) -> Option<&LastOutcome> {
-        self.planner.last_outcome_of(model)
-    }
-
-    /// Why this model, alone or with its dependencies, fits nowhere even if every other model is evicted.
-    #[must_use]
-    pub fn unplaceable_reason(&self, model: &ModelName) -> Option<String> {
-        self.planner.unplaceable_reason(model)
-    }
-
-    /// Whether the tokens that this model serves to this key count towards fairness.
-    ///
-    /// They count once the key's requests have waited for the model, and while the model stays busy.
-    #[must_use]
-    pub fn tracks_key(&self, model: &ModelName, key: &str) -> bool {
-        self.dispatch.tracks_key(model, key)
-    }
-
-    /// Every key that [`Self::tracks_key`], for models with waiters. The driver reports their tokens as
-    /// [`Event::Served`].
-    pub fn tracked_keys(&self) -> impl Iterator<Item = (&ModelName, &str)> {
-        self.dispatch.tracked_keys()
-    }
-
-    /// Whether shutdown is not ordered and all engines that already ran are known.
-    ///
-    /// A gateway that is not the leader knows them from the leader.
-    #[must_use]
-    pub const fn is_ready(&self) -> bool {
-        (self.planner.adopted || !self.planner.role.decides()) && self.planner.shutdown.is_none()
-    }
-
-    /// Whether this gateway commands engines, or will once it has adopted the running ones.
-    #[must_use]
-    pub fn leads(&self) -> bool {
-        self.planner.role != LeadershipRole::Follower
-    }
-
-    /// Returns this gateway's own demand for every model that is requested or in use.
-    ///
-    /// Other gateways receive it as [`Event::RemoteDemand`].
-    #[must_use]
-    pub fn demand(&self) -> BTreeMap<ModelName, GatewayDemand> {
-        let used = self.planner.engines.used().map(|engine| &engine.model);
-        let models: BTreeSet<&ModelName> = self.dispatch.queued_models().chain(used).collect();
-        let known = models.into_iter().filter(|name| self.planner.models.contains_key(*name));
-        let all = known.map(|name| (name.clone(), self.demand_of(name)));
-        all.filter(|(_, demand)| *demand != GatewayDemand::default()).collect()
-    }
-
-    /// Returns this gateway's own demand for one model.
-    #[must_use]
-    pub fn demand_of(&self, model: &ModelName) -> GatewayDemand {
-        GatewayDemand {
-            waiting: u32::try_from(self.dispatch.waiting(model)).unwrap_or(u32::MAX),
-            in_flight: self.planner.leases_of(model),
-            last_request: self.planner.engines_of(model).map(|e| e.last_lease_end).max().unwrap_or_default(),
-        }
-    }
-
-    /// Whether this gateway leads and has adopted all engines that already ran.
-    #[must_use]
-    pub fn is_active_leader(&self) -> bool {
-        self.planner.role == LeadershipRole::Leader && self.planner.adopted
-    }
-
-    /// The latest [`Event::GenerationFloor`]. Each term of this gateway's leadership begins with one of its own.
-    #[must_use]
-    pub const fn generation_floor(&self) -> Generation {
-        self.generation_floor
-    }
-
-    /// Whether shutdown was ordered. Gates then close at this gateway alone.
-    #[must_use]
-    pub fn is_shutting_down(&self) -> bool {
-        self.planner.shutdown.is_some()
-    }
-
-    /// Whether shutdown was ordered and nothing is left to wait for.
-    #[must_use]
-    pub fn is_finished(&self) -> bool {
-        self.planner.is_finished()
     }
 }
 

@@ -12,7 +12,7 @@
 //! has a reason. `Cargo.toml` names no crate that performs I/O, `clippy.toml` lists the types of the standard library
 //! that this crate must not use, and `tests/lints.rs` rejects the modules. [`shell_words`] parses command lines,
 //! [`variables`] replaces `$(NAME)`, [`error_chain`] renders errors, [`shared_map`] has the maps that planning can copy
-//! cheaply, and [`stable_hash`] the hash that stands for chance.
+//! cheaply, [`due_times`] the times at which things are due, and [`stable_hash`] the hash that stands for chance.
 //!
 //! [`fleet`] decides for models: `plan` starts and evicts engines, `dispatch` grants and refuses, `explain` words the
 //! reasons. [`pairing`] decides for dual pods. [`saturation`] decides how many replicas each variant of a model runs.
@@ -32,7 +32,7 @@
 mod string_ids;
 
 pub mod driver;
-mod due_times;
+pub mod due_times;
 pub mod engine;
 pub mod error_chain;
 pub mod fault;

@@ -76,7 +76,7 @@ pub struct ModelSpec {
     /// What may be put away for a replica that [`crate::fleet::event::Event::Desired`] asks for.
     #[serde(default, skip_serializing_if = "ScaleUpEviction::is_default")]
     pub may_evict: ScaleUpEviction,
-    /// Saturation says how many engines run: there are no spares, even before the first target.
+    /// Saturation sets how many engines run: there are no spares, even before the first target.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub scaled: bool,
     /// The load from which an engine counts as saturated, and gets no further request from a gateway.

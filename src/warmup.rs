@@ -57,7 +57,7 @@ pub use self::{
         NodeTaint, TaintEffect, TolerationOperator, WarmupNodeFacts, WarmupPod, WarmupPodState,
         WarmupToleration,
     },
-    ids::{ActionHash, ImageName, WarmPodName, WarmSet, WarmupId, WarmupItem},
+    ids::{ActionHash, ImageName, WarmPodName, WarmSet, WarmupId, WarmupItem, WarmupSpecHash},
     plan::WarmupPlan,
     progress::{WarmupPhase, WarmupProgress},
     record::{

@@ -107,6 +107,8 @@ pub struct ModelVariant {
     /// yet: the index sets [`AcceleratorRequirement::InPool`] or
     /// [`AcceleratorRequirement::Slots`].
     pub spec: ModelSpec,
+    /// The fields of the object that have engines of it run without requests, for texts; `None` if none has.
+    pub kept_awake_by: Option<&'static str>,
     pub node_selector: BTreeMap<String, String>,
     /// The model's template merged with the variant's patch, if the variant has one.
     pub template: Option<PodTemplateJson>,
@@ -141,7 +143,7 @@ pub fn convert(object: &InferenceModel, policy: ConversionPolicy) -> Result<Conv
         let itself = DependencyCycle::new(Arc::new([object.name.clone()]), 0);
         reader.reject(Rejection::Cycle(itself));
     }
-    // Of a model whose hosting was refused, nobody knows.
+    // If the hosting was refused, whether the engine sleeps is unknown.
     let can_sleep = engine.sleep != rouse_config::SleepApi::None || run.is_none();
     let common = variant_defaults(&mut reader, spec, can_sleep);
     let saturation = saturation::settings(&mut reader, spec, common.zero);
@@ -292,6 +294,7 @@ fn external(
             idle: awake,
             ..model_spec(spec, engine, common, nothing, (1, 1))
         },
+        kept_awake_by: None,
         node_selector: BTreeMap::new(),
         template: None,
     }
@@ -350,6 +353,7 @@ fn variants(
                 ),
                 ..model_spec(spec, engine, common, memory, replicas)
             },
+            kept_awake_by: (replicas.0 > 0).then_some("minReplicas"),
             node_selector: written.node_selector.as_ref().unwrap_or(&spec.node_selector).clone(),
             template,
         });

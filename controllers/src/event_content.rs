@@ -128,16 +128,22 @@ impl EventReason {
     /// Returns the Event's type.
     #[must_use]
     pub const fn event_type(self) -> &'static str {
-        match self {
+        if self.is_warning() { "Warning" } else { "Normal" }
+    }
+
+    /// Whether something is wrong: the Event's type is Warning.
+    #[must_use]
+    pub const fn is_warning(self) -> bool {
+        matches!(
+            self,
             Self::InsufficientMemory
-            | Self::FailedCreate
-            | Self::Failed
-            | Self::ShortGrace
-            | Self::NodeFailed
-            | Self::NodeLost
-            | Self::Rejected => "Warning",
-            _ => "Normal",
-        }
+                | Self::FailedCreate
+                | Self::Failed
+                | Self::ShortGrace
+                | Self::NodeFailed
+                | Self::NodeLost
+                | Self::Rejected
+        )
     }
 
     /// Returns the Event's action: the operation during which it happened.

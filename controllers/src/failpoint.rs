@@ -1,4 +1,5 @@
-//! Failpoint for tests: ends this process before its Nth write, or order to a stub or engine.
+//! Failpoints for tests: one ends this process before its Nth write, or order to a stub or engine, and one scales a
+//! model without protection. Release builds have none.
 
 /// Aborts the process, like `kill -9`, before write number `ROUSE_TEST_ABORT_BEFORE_WRITE`.
 ///
@@ -27,4 +28,13 @@ pub(crate) fn hit() {
             std::process::abort();
         }
     }
+}
+
+/// Whether replicas of this model that still start are taken for replicas that serve, and orders are forgotten.
+///
+/// `ROUSE_TEST_UNPROTECTED_MODEL` names the model. The design document has a timeline of such a model, which no setting
+/// brings about.
+pub(crate) fn is_unprotected(model: &str) -> bool {
+    cfg!(debug_assertions)
+        && std::env::var_os("ROUSE_TEST_UNPROTECTED_MODEL").is_some_and(|unprotected| unprotected == model)
 }

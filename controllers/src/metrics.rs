@@ -4,6 +4,7 @@ mod dual_pods;
 mod meter_reads;
 mod saturation;
 mod slots;
+mod takeover;
 #[cfg(test)]
 pub(crate) mod testing;
 mod warmup;
@@ -13,6 +14,7 @@ pub use self::{
     meter_reads::{MeterReadMetrics, MeterSource},
     saturation::{ModelReplicas, SaturationMetrics, VariantLoad, VariantReplicas},
     slots::{DeviceSlotGauges, DeviceSlotMetrics},
+    takeover::{TakeoverMetrics, TakeoverTimes},
     warmup::{WarmSetGauge, WarmupMetrics, WarmupNodeGauges},
 };
 
@@ -26,6 +28,7 @@ pub struct ControllerMetrics {
     pub meter_reads: MeterReadMetrics,
     pub saturation: SaturationMetrics,
     pub slots: DeviceSlotMetrics,
+    pub takeover: TakeoverMetrics,
     pub warmup: WarmupMetrics,
     /// Writes to the Kubernetes API, by object kind and outcome.
     pub writes: IntCounterVec,
@@ -39,6 +42,7 @@ impl ControllerMetrics {
             meter_reads: MeterReadMetrics::new(registry),
             saturation: SaturationMetrics::new(registry),
             slots: DeviceSlotMetrics::new(registry),
+            takeover: TakeoverMetrics::new(registry),
             warmup: WarmupMetrics::new(registry),
             writes: write_counters(registry),
         }

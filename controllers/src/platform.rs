@@ -59,9 +59,17 @@ use self::{
     work_queue::{PlatformFailure, WorkQueue},
 };
 use crate::{
-    cache::Subscription, dual_pods::engine_orders::EngineOrders, index::ResolvedNode, kit::Terms,
-    ledger::PoolLedger, metrics::MeterReadMetrics, published::PublishedMailbox, status_inputs::StatusInputs,
-    watch::InitialLists, workload::Sidecar, writer::ObjectWriter,
+    cache::Subscription,
+    dual_pods::engine_orders::EngineOrders,
+    index::ResolvedNode,
+    kit::Terms,
+    ledger::PoolLedger,
+    metrics::{MeterReadMetrics, TakeoverMetrics},
+    published::PublishedMailbox,
+    status_inputs::StatusInputs,
+    watch::InitialLists,
+    workload::Sidecar,
+    writer::ObjectWriter,
 };
 
 pub use external::ExternalBackend;
@@ -94,6 +102,7 @@ pub(crate) struct KubernetesDependencies {
     /// Source of accelerator memory use where stubs cannot read it.
     pub dcgm: Option<Arc<DcgmClient>>,
     pub readings: MeterReadMetrics,
+    pub takeovers: TakeoverMetrics,
     /// Orders to the pairing controller, if this gateway has one.
     pub engine_orders: Option<EngineOrders>,
 }
@@ -133,6 +142,7 @@ impl KubernetesPlatform {
             published,
             dcgm,
             readings,
+            takeovers,
             engine_orders,
         } = dependencies;
         let failure = PlatformFailure::default();
@@ -156,6 +166,7 @@ impl KubernetesPlatform {
             failure,
             dcgm,
             readings,
+            takeovers,
             engine_orders,
             occupancy: Arc::default(),
             confirmations: Semaphore::new(confirmation::MAX_CONCURRENT_CONFIRMATIONS),

@@ -3,13 +3,15 @@
 //! A task of its own writes them, and no caller waits for it. Events that do not fit are dropped. A write that fails is
 //! repeated a few times: the API server may be busy, and the renewal of the Lease late. A repetition within minutes
 //! counts in the existing Event, which is written at most once a minute, so that a storm of refusals causes no storm of
-//! writes.
+//! writes. Warnings do not wait behind the thousands of Events of a start (`due_events`).
 //!
 //! The client library's recorder cannot take this over: it counts writes instead of occurrences, counts an Event with
 //! another note as a repetition, and makes a second Event when a write is repeated
 //! (`docs/adr/0011-events-recorder.md`).
 
-use std::collections::{BTreeMap, BTreeSet};
+mod due_events;
+
+use std::collections::BTreeMap;
 
 use k8s_openapi::{
     api::{
@@ -26,6 +28,7 @@ use tokio::{
     time::{Duration, Instant},
 };
 
+use self::due_events::DueEvents;
 use super::{
     crd::ledger::ObjectName,
     event_content::{EventContent, EventReason},
@@ -126,7 +129,7 @@ impl EventRecorder {
         let mut pacer = EventPacer::new(next);
         let paced = !is_unpaced();
         loop {
-            let due = self.aggregator.due.first().map(|(at, _)| next.max(*at));
+            let due = self.aggregator.due.next_at().map(|at| next.max(at));
             tokio::select! {
                 biased;
                 request = self.requests.recv() => match request {
@@ -200,7 +203,7 @@ type EventKey = (String, EventReason, Option<String>);
 #[derive(Debug, Default)]
 struct EventAggregator {
     series: BTreeMap<EventKey, AggregatedEvent>,
-    due: BTreeSet<(Instant, EventKey)>,
+    due: DueEvents,
 }
 
 /// One Event and its repetitions.
@@ -227,7 +230,7 @@ impl EventAggregator {
             series.count = series.count.saturating_add(1);
             if !std::mem::replace(&mut series.queued, true) {
                 let due = series.written.map_or(now, |written| now.max(written + MIN_REWRITE_INTERVAL));
-                self.due.insert((due, key));
+                self.due.insert(due, key);
             }
             return;
         }
@@ -248,17 +251,14 @@ impl EventAggregator {
             failures: 0,
         };
         if self.series.get(&key).is_none_or(|before| !before.queued) {
-            self.due.insert((now, key.clone()));
+            self.due.insert(now, key.clone());
         }
         self.series.insert(key, series);
     }
 
     /// Takes the next Event that is due, with its key.
     fn next(&mut self, now: Instant, instance: &str) -> Option<(EventKey, Event)> {
-        if self.due.first()?.0 > now {
-            return None;
-        }
-        let (_, key) = self.due.pop_first()?;
+        let key = self.due.take(now)?;
         let series = self.series.get_mut(&key)?;
         (series.queued, series.written) = (false, Some(now));
         let event = series.event(instance);
@@ -275,7 +275,7 @@ impl EventAggregator {
         }
         if !std::mem::replace(&mut series.queued, true) {
             let pause = RETRY_PAUSE * 2_u32.pow(series.failures - 1);
-            self.due.insert((now + pause, key));
+            self.due.insert(now + pause, key);
         }
     }
 }

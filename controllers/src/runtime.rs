@@ -303,6 +303,7 @@ impl ClusterRuntime {
             client: of_engines,
             dcgm,
             readings: metrics.meter_reads.clone(),
+            takeovers: metrics.takeover.clone(),
             engine_orders,
         };
         let platform = {

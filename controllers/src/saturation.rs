@@ -21,6 +21,8 @@ mod index;
 mod load_metrics;
 mod prometheus_outage;
 mod status;
+#[cfg(test)]
+mod test_cluster;
 mod thresholds_config;
 mod token_readings;
 mod warm_nodes;

@@ -3,7 +3,7 @@
 //!
 //! Every write checks the claim first, has a timeout, and is counted. Versions cover a claim that is lost between that
 //! check and the write's arrival: each change carries the version that was read or decided on, so it fails once the
-//! next leader has written the object. Writes to Pods are fenced as [`fence`] says. `docs/architecture.md` lists all
+//! next leader has written the object. [`fence`] describes the fences of writes to Pods. `docs/architecture.md` lists all
 //! writes with their fences.
 
 pub mod fence;
@@ -371,7 +371,7 @@ impl ObjectWriter {
         self.call_with::<K, T>(call, Error::from)
     }
 
-    /// Calls the API server. `classify` says what its error means for this kind of write.
+    /// Calls the API server. `classify` interprets its error for this kind of write.
     async fn call_with<K: Resource<DynamicType = ()>, T>(
         &self,
         call: impl Future<Output = kube::Result<T>>,

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use rouse::{
-    driver::{DriverCore, EventQueues, MAX_REQUESTS_PER_TURN, TurnChain, fill_batch},
+    driver::{DriverCore, EventQueues, MAX_REQUESTS_PER_TURN, fill_batch},
     fleet::event::Event,
     units::Millis,
 };
@@ -54,8 +54,6 @@ pub struct Driver {
     /// An order that arrived behind events, and how many of them still wait in the platform's channel. The fleet must
     /// process those before it validates the order.
     deferred_order: Option<(DriverRequest, usize)>,
-    /// The turns since the last event from outside.
-    chain: TurnChain,
 }
 
 impl Driver {
@@ -91,7 +89,7 @@ impl Driver {
         let clock = self.shared.clock;
         // Events that the last turn caused. They need a turn at once, unless the driver spins on them.
         let own_events = batch.len();
-        let mut happened = own_events > 0 && !self.chain.is_exhausted();
+        let mut happened = own_events > 0 && !self.core.chain().is_exhausted();
         let pause = (own_events > 0).then(|| clock.instant_at(clock.now() + CHAIN_PAUSE));
         let sleep = sleep_until_some(self.core.fleet().next_deadline().map(|at| clock.instant_at(at)));
         let renewal = sleep_until_some(self.platform.wait_renewal.due().map(|at| clock.instant_at(at)));
@@ -127,8 +125,8 @@ impl Driver {
         tokio::task::consume_budget().await;
         fill_batch(self, batch);
         if own_events == 0 || batch.len() > own_events {
-            self.chain.begin();
-        } else if let Some(spinning) = self.chain.extend(batch) {
+            self.core.chain_mut().begin();
+        } else if let Some(spinning) = self.core.chain_mut().extend(batch) {
             tracing::error!(
                 "the driver waits for other events: {spinning}; please report this with the journal"
             );

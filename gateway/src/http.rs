@@ -8,16 +8,18 @@
 //! Everything before the body is decided on the head alone, so a refusal is cheap. Such a refusal closes the
 //! connection, because the unread body would follow on it. When a client disconnects, its connection drops the
 //! request's future, and every resource that the future holds is released.
+//!
+//! `http/service.rs` decides on the head. This file has the contexts of the server and its cores, and the responses
+//! that need no engine.
 
 use std::{
-    pin::Pin,
     rc::Rc,
     sync::{Arc, OnceLock},
 };
 
-use arc_swap::{ArcSwap, Guard};
+use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, request};
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header, request};
 use http_body::Body;
 use rouse::{fault::Fault, units::Tick};
 use rouse_config::Config;
@@ -36,10 +38,10 @@ use crate::{
     keys::{self, ApiKey, ApiKeyStore},
     routing::{ResponseOwners, Rng},
     serve::{
-        ShutdownStage, client_address,
+        ShutdownStage,
         socket::{ClientSocket, ConnectionExchangeGuard},
     },
-    telemetry::{RequestOrigin, Telemetry, TraceIdGenerator},
+    telemetry::{Telemetry, TraceIdGenerator},
 };
 
 mod access;
@@ -63,6 +65,7 @@ pub(crate) mod response_body;
 mod response_head;
 pub(crate) mod route;
 mod routed_request;
+mod service;
 mod suggestions;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -71,15 +74,14 @@ use active_requests::ActiveRequests;
 pub use active_requests::{ActiveRequest, ActiveRequestList, RequestPhase};
 pub(crate) use body::{BodyByteCounter, ClientBody};
 pub use driver_api::{DriverApi, DriverFuture};
-use infer::PendingRequest;
-use known_headers::{KnownHeader, KnownHeaders};
-use request_context::RequestContext;
 pub use request_context::{FinishedRequest, NoopMetricsSink, RequestMetricsSink};
+use request_context::{RequestContext, RequestEnvironment};
 use response_body::ClientResponseBody;
 pub(crate) use response_head::error_response_bytes;
 use response_head::{add_expected_wait, add_wait_headers, set_connection_close};
 use route::ApiRoute;
 use routed_request::RoutedRequest;
+pub(crate) use service::serve;
 
 /// State shared by all cores.
 pub struct ServerContext {
@@ -92,6 +94,7 @@ pub struct ServerContext {
     keys: ApiKeyStore,
     /// The key of requests that come through the admin API, made for the first of them.
     operator_key: OnceLock<Arc<ApiKey>>,
+    request_environment: Arc<RequestEnvironment>,
     started: Tick,
 }
 
@@ -131,7 +134,8 @@ impl ServerContext {
         meter: Arc<dyn RequestMetricsSink>,
         telemetry: Arc<Telemetry>,
     ) -> Arc<Self> {
-        let started = driver.clock().now();
+        let clock = driver.clock();
+        let request_environment = Arc::new(RequestEnvironment { metrics_sink: Arc::clone(&meter), clock });
         let (bodies, keys, authors) = (Arc::default(), ApiKeyStore::new(), ResponseOwners::default());
         // Building the table of many keys takes as long as many requests, so build it before the first request.
         drop(keys.table(&config.load().keys, |name| meter.key_metrics(name)));
@@ -144,7 +148,8 @@ impl ServerContext {
             response_owners: authors,
             keys,
             operator_key: OnceLock::new(),
-            started,
+            request_environment,
+            started: clock.now(),
         })
     }
 
@@ -188,127 +193,6 @@ impl WorkerContext {
         // `borrow` takes a lock, and so writes to memory that all cores read. Skip it until the stage changes.
         let unchanged = self.serving_at_start && matches!(self.stage.has_changed(), Ok(false));
         !unchanged && *self.stage.borrow() > ShutdownStage::Serving
-    }
-}
-
-/// Serves one request. The head is handled at once, before the returned future is polled. The connection stores that
-/// future, so it stays small for a request that needs no wait.
-pub(crate) fn serve(
-    worker: &Rc<WorkerContext>,
-    socket: &Rc<ClientSocket>,
-    request: Request<ClientBody>,
-) -> impl Future<Output = Response<ClientResponseBody>> + use<> {
-    let outcome = handle_head(worker, socket, request);
-    async move {
-        match outcome {
-            HeadOutcome::Responded(response) => response,
-            HeadOutcome::Pending(answer) => answer.await,
-        }
-    }
-}
-
-/// The outcome of handling a request's head.
-enum HeadOutcome {
-    Responded(Response<ClientResponseBody>),
-    Pending(Pin<Box<dyn Future<Output = Response<ClientResponseBody>>>>),
-}
-
-fn handle_head(
-    worker: &Rc<WorkerContext>,
-    socket: &Rc<ClientSocket>,
-    request: Request<ClientBody>,
-) -> HeadOutcome {
-    let arrived = Instant::now();
-    let exchange = socket.begin_exchange(arrived);
-    let (parts, body) = request.into_parts();
-    let fields = KnownHeaders::scan(&parts.headers);
-    let shared = &worker.server;
-    let config = shared.config.load();
-    let id = worker.ids.keep_or_make(fields.first(KnownHeader::RequestId));
-    let path = parts.uri.path();
-    let framed = framing::check(&parts, &fields);
-    let ambiguous = framed.is_err();
-    let upgrades = fields.all(KnownHeader::Upgrade).any(route::is_websocket);
-    let found = framed
-        .map_err(|fault| (fault, None))
-        .and_then(|()| route::match_route(&parts.method, path, upgrades));
-    let label = found.as_ref().map_or("other", ApiRoute::label);
-    let context = RequestContext::new(&shared.metrics_sink, shared.driver.clock(), arrived, id, label);
-    let probe = matches!(found, Ok(ApiRoute::Healthz | ApiRoute::Readyz));
-    let client = client_address::client_of_request(&config.proxies, socket, &parts.headers);
-    let origin = RequestOrigin { client, is_tls: socket.is_secure(), is_health_check: probe };
-    context.set_recorder(shared.telemetry.start_recording(&worker.trace_ids, &parts, origin));
-    let request = RequestHandler {
-        worker: Rc::clone(worker),
-        socket: Rc::clone(socket),
-        context,
-        form: route::api_schema(path),
-        cors: cors::CorsDecision::for_request(&config, &parts),
-        ambiguous_framing: ambiguous,
-        is_head: parts.method == Method::HEAD,
-    };
-    let unread = !body.is_end_stream();
-    let preflight = if ambiguous { None } else { request.cors.preflight(&parts) };
-    if let Some(headers) = preflight {
-        let mut response = request.preflight(headers, exchange);
-        request.close_unread(&mut response, unread);
-        return HeadOutcome::Responded(request.finish(response));
-    }
-    // A health check must not fail for the requests of others.
-    let counted = if probe { Ok(()) } else { request.count_client(client, &config) };
-    let admitted = counted.map_err(|fault| (fault, None)).and(found).and_then(|route| {
-        let key = request.authenticate(&route, &parts, &fields, &config).map_err(|fault| (fault, None))?;
-        Ok((route, key))
-    });
-    let call = match admitted {
-        Ok((ApiRoute::Inference(inference), key)) => RoutedRequest::for_inference(inference, &parts)
-            .map(|call| (call, key))
-            .map_err(|fault| (fault, None)),
-        Ok((ApiRoute::Passthrough(_), key)) => {
-            request.route_passthrough(&parts, key.as_deref(), &config).map(|call| (call, key))
-        }
-        Ok((route @ (ApiRoute::Models | ApiRoute::Model(_)), key)) => {
-            return HeadOutcome::Pending(Box::pin(request.list_models(route, key, unread, exchange)));
-        }
-        Ok((route, _)) => {
-            let mut response = request.serve_builtin_route(&route, exchange);
-            request.close_unread(&mut response, unread);
-            return HeadOutcome::Responded(request.finish(response));
-        }
-        Err(misrouted) => Err(misrouted),
-    };
-    let (call, key) = match call {
-        Ok(called) => called,
-        Err((fault, allow)) => {
-            let response = request.refuse_route(&fault, allow, unread, exchange);
-            return HeadOutcome::Responded(request.finish(response));
-        }
-    };
-    let wishes = head::check_content_encoding(&fields)
-        .and_then(|()| head::request_timeout(&fields))
-        .and_then(|timeout| Ok((timeout, head::wants_heartbeat(&fields)?)));
-    match wishes {
-        Ok((timeout, heartbeat)) => {
-            let config = Guard::into_inner(config);
-            let names_hops = fields.first(KnownHeader::Connection).is_some();
-            let beats = heartbeat.unwrap_or_else(|| key.as_ref().is_none_or(|key| key.heartbeat));
-            let headers = parts.headers;
-            let pending = PendingRequest {
-                routed: call,
-                timeout,
-                sends_heartbeats: beats,
-                has_connection_header: names_hops,
-                headers,
-                body,
-                key,
-                config,
-            };
-            HeadOutcome::Pending(Box::pin(request.infer(pending, exchange)))
-        }
-        Err(fault) => {
-            let response = request.refuse_unread(&fault, exchange);
-            HeadOutcome::Responded(request.finish(response))
-        }
     }
 }
 

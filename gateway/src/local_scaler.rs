@@ -25,7 +25,7 @@ use rouse::{
     model::{EngineId, ModelName, VariantName},
     saturation::{
         AwakeEngine, FleetLoad, MetricsAvailability, ModelLoad, ModelScaling, ReadingTimes, ReplicaOrder,
-        ScalingInput, ScalingStep, VariantState, replica_metrics,
+        ScalingInput, ScalingStep, VariantState, hold_for_unread, replica_metrics,
     },
     units::{Millis, Tick},
 };
@@ -208,14 +208,15 @@ impl<D: DriverClient> LocalScaler<D> {
         }
     }
 
-    /// Decides one model, and tells the fleet and the metrics.
+    /// Decides one model, and reports the decision to the fleet and the metrics.
     fn decide(&mut self, name: &ModelName, reading: ModelReading, now: Tick) {
         let Some(&ModelSaturation { policy, thresholds }) = self.config.models.get(name) else { return };
-        let ModelReading { fleet, states } = reading;
+        let ModelReading { fleet, mut states } = reading;
         let settings = &self.config.settings;
         let times = ReadingTimes { interval: settings.interval, window: settings.window };
         let peak = |engine: &AwakeEngine| self.peaks.peak(&engine.id, engine.generation, now);
         let (replicas, availability) = replica_metrics(&fleet.awake, times, now, peak);
+        hold_for_unread(&mut states, &fleet.awake, &replicas, times, now);
         self.log_availability(name, &availability);
         let load = ModelLoad { replicas, states, thresholds, parked: fleet.parked, ..ModelLoad::default() };
         let loads = VariantLoad::of_variants(&load);

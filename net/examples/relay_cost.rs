@@ -13,9 +13,11 @@
 //! valgrind --tool=callgrind --separate-threads=yes relay_cost request 16 500
 //! ```
 
-use std::{convert::Infallible, fs, io, net::SocketAddr, rc::Rc, sync::Arc, thread, time::Duration};
+#[path = "common/loopback.rs"]
+mod loopback;
 
-use anyhow::Context;
+use std::{convert::Infallible, io, net::SocketAddr, rc::Rc, sync::Arc, time::Duration};
+
 use bytes::Bytes;
 use http::{Method, Request, Response, uri::PathAndQuery};
 use http_body_util::{BodyExt, Either, Full};
@@ -36,11 +38,12 @@ use rouse_net::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    runtime::{Builder, LocalOptions},
-    sync::{Notify, oneshot},
-    task::JoinSet,
+    runtime::Builder,
+    sync::Notify,
     time::Instant,
 };
+
+use loopback::{ClientLoad, serve_clients};
 
 const CLIENTS: usize = 64;
 const REQUESTS: usize = 1000;
@@ -67,54 +70,31 @@ fn main() -> anyhow::Result<()> {
             continue;
         }
         let clients = clients.unwrap_or(usually);
-        let (address_tx, address_rx) = oneshot::channel();
-        let (stop, stopped) = oneshot::channel();
-        let gate = thread::spawn(move || carry(address, address_tx, stopped));
-        let gateway = load.block_on(address_rx)?;
-        load.block_on(clients_of(gateway, clients, requests, events))?;
-        drop(stop);
-        let spent = gate.join().map_err(|_| anyhow::anyhow!("the gate panicked"))??;
+        let load_of_clients =
+            ClientLoad { clients, requests, request: request(events), response_end: response_end(events) };
+        let spent = serve_clients(&load, load_of_clients, move || gateway(address))?;
         let units = (clients * requests * events.max(1)) as f64;
         println!("{units} {unit_name}s: {:.2} us of CPU per {unit_name}", spent.as_secs_f64() * 1e6 / units);
     }
     Ok(())
 }
 
-/// The gateway thread: serves until stopped, and returns the CPU time of serving.
-fn carry(
-    engine: SocketAddr,
-    address_tx: oneshot::Sender<SocketAddr>,
-    stopped: oneshot::Receiver<()>,
-) -> anyhow::Result<Duration> {
-    let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default())?;
-    runtime.block_on(async {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let gate = Gate::new(None, TickClock::new(Instant::now(), Tick(0)), Arc::new(Notify::new()));
-        gate.open();
-        let context = Rc::new((ConnectionPool::default(), gate, engine));
-        let before = cpu_time()?;
-        address_tx.send(listener.local_addr()?).map_err(|_| anyhow::anyhow!("nobody asked"))?;
-        let accept = async {
-            loop {
-                let (socket, _) = listener.accept().await?;
-                socket.set_nodelay(true)?;
-                let context = Rc::clone(&context);
-                tokio::task::spawn_local(async move {
-                    let service = service_fn(|request| answer(&context, request));
-                    let connection = http1::Builder::new()
-                        .writev(false)
-                        .max_buf_size(16 << 10)
-                        .serve_connection(TokioIo::new(socket), service);
-                    drop(connection.await);
-                });
-            }
-        };
-        tokio::select! {
-            ended = accept => ended,
-            _ = stopped => Ok::<_, io::Error>(()),
-        }?;
-        Ok(cpu_time()?.saturating_sub(before))
-    })
+/// Returns the gateway's handler of connections.
+fn gateway(engine: SocketAddr) -> impl FnMut(TcpStream) {
+    let gate = Gate::new(None, TickClock::new(Instant::now(), Tick(0)), Arc::new(Notify::new()));
+    gate.open();
+    let context = Rc::new((ConnectionPool::default(), gate, engine));
+    move |socket: TcpStream| {
+        let context = Rc::clone(&context);
+        tokio::task::spawn_local(async move {
+            let service = service_fn(|request| answer(&context, request));
+            let connection = http1::Builder::new()
+                .writev(false)
+                .max_buf_size(16 << 10)
+                .serve_connection(TokioIo::new(socket), service);
+            drop(connection.await);
+        });
+    }
 }
 
 async fn answer(
@@ -169,55 +149,19 @@ async fn answer(
     })
 }
 
-/// This thread's CPU time, as the kernel accounts it.
-fn cpu_time() -> io::Result<Duration> {
-    let text = fs::read_to_string("/proc/thread-self/schedstat")?;
-    let nanoseconds = text.split(' ').next().and_then(|number| number.parse().ok());
-    nanoseconds.map(Duration::from_nanos).ok_or_else(|| io::ErrorKind::InvalidData.into())
+/// Returns a request for a short answer, or for so many events.
+fn request(events: usize) -> String {
+    let filler = "x".repeat(700);
+    let body = format!(
+        r#"{{"messages":[{{"role":"user","content":"{filler}"}}],"model":"m","stream":{},"max_tokens":{events}}}"#,
+        events > 0
+    );
+    format!("{HEAD}content-length: {}\r\n\r\n{body}", body.len())
 }
 
-async fn clients_of(
-    gateway: SocketAddr,
-    clients: usize,
-    requests: usize,
-    events: usize,
-) -> anyhow::Result<()> {
-    let mut all = JoinSet::new();
-    for _ in 0..clients {
-        all.spawn(async move {
-            let mut socket = TcpStream::connect(gateway).await?;
-            socket.set_nodelay(true)?;
-            let filler = "x".repeat(700);
-            let body = format!(
-                r#"{{"messages":[{{"role":"user","content":"{filler}"}}],"model":"m","stream":{},"max_tokens":{events}}}"#,
-                events > 0
-            );
-            let request = format!("{HEAD}content-length: {}\r\n\r\n{body}", body.len());
-            for _ in 0..requests {
-                socket.write_all(request.as_bytes()).await?;
-                let end: &[u8] = if events > 0 { b"0\r\n\r\n" } else { b"\"}" };
-                read_until(&mut socket, end).await?;
-            }
-            io::Result::Ok(())
-        });
-    }
-    while let Some(client) = all.join_next().await {
-        client?.context("a client failed")?;
-    }
-    Ok(())
-}
-
-async fn read_until(socket: &mut TcpStream, end: &[u8]) -> io::Result<()> {
-    let mut last = Vec::with_capacity(64 << 10);
-    while !last.ends_with(end) {
-        if last.len() > 32 << 10 {
-            last.drain(..last.len() - end.len());
-        }
-        if socket.read_buf(&mut last).await? == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-    }
-    Ok(())
+/// Returns the last bytes of the response.
+const fn response_end(events: usize) -> &'static [u8] {
+    if events > 0 { b"0\r\n\r\n" } else { b"\"}" }
 }
 
 /// Answers every request: with a short JSON document, or with events at an even pace.

@@ -9,19 +9,19 @@
 //! cargo run --release -p rouse-net --example server_cost
 //! ```
 
+#[path = "common/loopback.rs"]
+mod loopback;
+
 use std::{
     cell::RefCell,
     convert::Infallible,
-    fs, io,
-    net::SocketAddr,
+    io,
     pin::Pin,
     rc::Rc,
     task::{Context, Poll, ready},
-    thread,
     time::Duration,
 };
 
-use anyhow::Context as _;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::{Body, Frame, SizeHint};
@@ -33,13 +33,14 @@ use rouse_net::{
     server::{DateCache, Http1Connection, Http1Limits, Http1RequestBody, ScratchBody, ServerIo},
 };
 use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf},
-    net::{TcpListener, TcpStream},
-    runtime::{Builder, LocalOptions},
-    sync::oneshot,
-    task::JoinSet,
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    runtime::{Builder, Runtime},
+    task::spawn_local,
     time::{Instant, Sleep, sleep},
 };
+
+use loopback::{ClientLoad, serve_clients};
 
 const ROUNDS: usize = 5;
 const CLIENTS: usize = 64;
@@ -48,6 +49,10 @@ const STREAMS: usize = 200;
 const EVENTS: usize = 250;
 const PACE: Duration = Duration::from_millis(20);
 
+const HEAD: &str = "POST /v1/chat/completions HTTP/1.1\r\nhost: gateway.example:8080\r\n\
+                    user-agent: OpenAI/Python 2.1.0\r\n\
+                    accept: application/json\r\ncontent-type: application/json\r\n\
+                    authorization: Bearer sk-0123456789abcdef0123456789abcdef\r\n";
 const REQUEST_BYTES: usize = 1024;
 const ANSWER: &[u8] = &[b'x'; 600];
 const EVENT: &[u8] = &[b'e'; 200];
@@ -82,51 +87,26 @@ fn main() -> anyhow::Result<()> {
 
 /// Runs one server and its clients, and returns the CPU time of serving.
 fn run(
-    load: &tokio::runtime::Runtime,
+    load: &Runtime,
     kind: ServerKind,
     clients: usize,
     requests: usize,
     events: usize,
 ) -> anyhow::Result<Duration> {
-    let (address_tx, address_rx) = oneshot::channel();
-    let (stop, stopped) = oneshot::channel();
-    let server = thread::spawn(move || serve(kind, events, address_tx, stopped));
-    let address = load.block_on(address_rx)?;
-    load.block_on(clients_of(address, clients, requests, events))?;
-    drop(stop);
-    server.join().map_err(|_| anyhow::anyhow!("the server panicked"))?
-}
-
-fn serve(
-    kind: ServerKind,
-    events: usize,
-    address_tx: oneshot::Sender<SocketAddr>,
-    stopped: oneshot::Receiver<()>,
-) -> anyhow::Result<Duration> {
-    let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default())?;
-    runtime.block_on(async {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let clients = ClientLoad {
+        clients,
+        requests,
+        request: format!("{HEAD}content-length: {REQUEST_BYTES}\r\n\r\n{}", "x".repeat(REQUEST_BYTES)),
+        response_end: if events > 0 { b"0\r\n\r\n" } else { ANSWER },
+    };
+    serve_clients(load, clients, move || {
         let (pool, dates) = (ConnectionPool::default(), Rc::new(DateCache::default()));
-        let before = cpu_time()?;
-        address_tx.send(listener.local_addr()?).map_err(|_| anyhow::anyhow!("the clients are gone"))?;
-        let accept = async {
-            loop {
-                let (socket, _) = listener.accept().await?;
-                socket.set_nodelay(true)?;
-                match kind {
-                    ServerKind::Hyper => drop(tokio::task::spawn_local(serve_by_hyper(socket, events))),
-                    ServerKind::Loop => {
-                        let served = serve_by_loop(socket, events, pool.clone(), Rc::clone(&dates));
-                        drop(tokio::task::spawn_local(served));
-                    }
-                }
+        move |socket: TcpStream| match kind {
+            ServerKind::Hyper => drop(spawn_local(serve_by_hyper(socket, events))),
+            ServerKind::Loop => {
+                drop(spawn_local(serve_by_loop(socket, events, pool.clone(), Rc::clone(&dates))));
             }
-        };
-        tokio::select! {
-            ended = accept => ended,
-            _ = stopped => Ok::<_, io::Error>(()),
-        }?;
-        Ok(cpu_time()?.saturating_sub(before))
+        }
     })
 }
 
@@ -251,51 +231,4 @@ impl ServerIo for Socket {
     fn poll_shutdown(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut *self.0.borrow_mut()).poll_shutdown(cx)
     }
-}
-
-/// This thread's CPU time, as the kernel accounts it.
-fn cpu_time() -> io::Result<Duration> {
-    let text = fs::read_to_string("/proc/thread-self/schedstat")?;
-    let nanoseconds = text.split(' ').next().and_then(|number| number.parse().ok());
-    nanoseconds.map(Duration::from_nanos).ok_or_else(|| io::ErrorKind::InvalidData.into())
-}
-
-async fn clients_of(
-    address: SocketAddr,
-    clients: usize,
-    requests: usize,
-    events: usize,
-) -> anyhow::Result<()> {
-    let mut all = JoinSet::new();
-    for _ in 0..clients {
-        all.spawn(async move {
-            let mut socket = TcpStream::connect(address).await?;
-            socket.set_nodelay(true)?;
-            let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: gateway.example:8080\r\n\
-                        user-agent: OpenAI/Python 2.1.0\r\n\
-                        accept: application/json\r\ncontent-type: application/json\r\n\
-                        authorization: Bearer sk-0123456789abcdef0123456789abcdef\r\n";
-            let request =
-                format!("{head}content-length: {REQUEST_BYTES}\r\n\r\n{}", "x".repeat(REQUEST_BYTES));
-            let end: &[u8] = if events > 0 { b"0\r\n\r\n" } else { ANSWER };
-            for _ in 0..requests {
-                socket.write_all(request.as_bytes()).await?;
-                read_until(&mut socket, end).await?;
-            }
-            anyhow::Ok(())
-        });
-    }
-    while let Some(client) = all.join_next().await {
-        client.context("a client panicked")??;
-    }
-    Ok(())
-}
-
-/// Reads one response, which ends with `end`.
-async fn read_until(socket: &mut TcpStream, end: &[u8]) -> anyhow::Result<()> {
-    let mut received = Vec::new();
-    while !received.ends_with(end) {
-        anyhow::ensure!(socket.read_buf(&mut received).await? > 0, "the server closed the connection");
-    }
-    Ok(())
 }

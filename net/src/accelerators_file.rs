@@ -18,7 +18,7 @@ pub struct AcceleratorEntry {
     pub id: AcceleratorId,
     /// Index in the driver's order, from 0. `None` for a partition (MIG), which has no index.
     pub index: Option<u32>,
-    /// Memory, without what the driver reserves for itself; `None` if the source does not tell it.
+    /// Memory, without what the driver reserves for itself; `None` if the source does not report it.
     pub memory: Option<Bytes>,
 }
 

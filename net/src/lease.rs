@@ -87,10 +87,8 @@ pub struct SampleQueue(Mutex<Vec<EngineId>>);
 #[derive(Debug)]
 pub struct Lease {
     gate: Arc<Gate>,
-    /// The end of this lease counts as the engine's last use.
+    /// The end of this lease counts as the engine's last use, and is not recorded yet.
     marks_use: bool,
-    /// When the lease ends, if that is known before the drop.
-    ended_at: Option<Instant>,
 }
 
 impl TickClock {
@@ -173,7 +171,7 @@ impl Gate {
         {
             queue.push(engine);
         }
-        effect.is_taken().then(|| Lease { gate: Arc::clone(self), marks_use: true, ended_at: None })
+        effect.is_taken().then(|| Lease { gate: Arc::clone(self), marks_use: true })
     }
 
     pub fn open(&self) {
@@ -337,9 +335,17 @@ impl Lease {
         }
     }
 
-    /// Sets the end of the lease to `now`, so that the drop need not read the clock.
-    pub const fn set_end(&mut self, now: Instant) {
-        self.ended_at = Some(now);
+    /// Ends the lease at `now`, so that the drop need not read the clock.
+    pub fn end_at(mut self, now: Instant) {
+        self.record_end(|| now);
+    }
+
+    /// Records the end as a use of the engine, once.
+    fn record_end(&mut self, now: impl FnOnce() -> Instant) {
+        if std::mem::take(&mut self.marks_use) {
+            self.gate.last_end.store(self.gate.clock.tick_at(now()).0, Ordering::Relaxed);
+            self.gate.ended.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Records a response byte at `now`: the engine makes progress.
@@ -365,11 +371,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if self.marks_use {
-            let now = self.ended_at.unwrap_or_else(Instant::now);
-            self.gate.last_end.store(self.gate.clock.tick_at(now).0, Ordering::Relaxed);
-            self.gate.ended.fetch_add(1, Ordering::Relaxed);
-        }
+        self.record_end(Instant::now);
         match self.gate.word.release() {
             ReleaseEffect::NoEffect => {}
             ReleaseEffect::Drained | ReleaseEffect::Freed | ReleaseEffect::Idle => {

@@ -6,7 +6,7 @@
 //! * [`http_client`]: short calls. [`adapter`]: the sleep and wake calls of each kind of engine. [`engine_load`]: the
 //!   load that engines report. [`stub_api`]: the messages between gateway, stub and launcher.
 //! * [`process`], [`nvml`], [`accelerators_file`], [`fd_limit`], [`file_watch`], [`port`], [`timer`]: processes,
-//!   accelerators, descriptors, files, ports and timers.
+//!   accelerators, descriptors, files, ports and timers. [`quoted`]: quoted strings.
 //!
 //! This crate makes no decisions: the crate `rouse` decides what to run where, and this crate takes the decision as an
 //! argument.
@@ -27,6 +27,7 @@ pub mod nvml;
 pub mod openai;
 pub mod port;
 pub mod process;
+pub mod quoted;
 pub mod relay;
 pub mod server;
 pub mod stub_api;

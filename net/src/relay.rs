@@ -65,7 +65,7 @@ pub mod pool;
 mod send;
 mod stream_tail;
 
-pub(crate) use decode::BodyDecoder;
+pub(crate) use decode::{BodyDecoder, DecodedBytes};
 pub(crate) use head::{parse as parse_response_head, write_request_line};
 
 pub use body::{RelayBody, RelayBodyError, ScratchFrame};

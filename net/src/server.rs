@@ -32,6 +32,7 @@ use tokio::io::ReadBuf;
 
 use crate::relay::{RelayBody, RelayObserver, ScratchFrame};
 
+pub mod body_rate;
 mod chunked;
 mod connection;
 mod date_cache;

@@ -13,6 +13,7 @@ pub mod health;
 mod load_peaks;
 mod load_reader;
 pub mod metric_builder;
+mod poll_if_some;
 pub mod readiness;
 mod saturation_monitor;
 mod shared_driver;
@@ -31,6 +32,7 @@ use rouse_config::Config;
 pub use driver_client::DriverClient;
 pub use engine_activity::EngineActivity;
 pub use load_peaks::{EngineReading, LoadPeaks};
+pub use poll_if_some::poll_if_some;
 pub use saturation_monitor::SaturationMonitor;
 pub use shared_driver::SharedDriver;
 

@@ -42,6 +42,8 @@ pub trait DriverPlatform {
     fn decided(&mut self, core: &DriverCore, events: &[Event], now: Tick);
 
     /// Reports work that was repeated until its limit and did not come to rest: a defect of the decisions.
+    ///
+    /// Called once while the plans of turn after turn give up.
     fn gave_up(&mut self, work: &UnsettledWork);
 
     /// Quotes the expected wait to a request that arrived in this turn.

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fmt};
 
 use crate::{
-    fleet::{command::Command, event::Event},
+    fleet::{MAX_REPLANS, command::Command, event::Event},
     model::ModelName,
 };
 
@@ -12,10 +12,15 @@ pub const MAX_CHAINED_TURNS: u32 = 500;
 /// Events and commands that a report names at most.
 const MAX_NAMED: usize = 12;
 
-/// Counts the turns that only follow from the turn before them.
+/// Counts the turns that only follow from the turn before them, and reports each defect of theirs once.
 #[derive(Clone, Debug, Default)]
 pub struct TurnChain {
     length: u32,
+    /// A plan of this chain gave up.
+    plan_gave_up: bool,
+    /// A plan that gave up is reported. Stays until all plans of a chain come to rest: the turns of a busy gateway each
+    /// begin a chain.
+    plan_reported: bool,
 }
 
 /// Work that was repeated until its limit and still did not come to rest.
@@ -31,6 +36,8 @@ impl TurnChain {
     /// Begins a new chain: time has passed, or an event came from outside.
     pub const fn begin(&mut self) {
         self.length = 0;
+        self.plan_reported &= self.plan_gave_up;
+        self.plan_gave_up = false;
     }
 
     /// Counts a turn with these events. Returns a report when the chain gets longer than its limit, once a chain.
@@ -43,6 +50,21 @@ impl TurnChain {
                 events,
                 &[],
             )
+        })
+    }
+
+    /// Records that the plan of a turn gave up. Returns a report, but none in the chains that follow while their plans
+    /// give up too.
+    pub(super) fn record_plan_given_up(
+        &mut self,
+        events: &[Event],
+        commands: &[Command],
+    ) -> Option<UnsettledWork> {
+        self.plan_gave_up = true;
+        let is_reported = std::mem::replace(&mut self.plan_reported, true);
+        (!is_reported).then(|| {
+            let passes = u32::try_from(MAX_REPLANS).unwrap_or(u32::MAX);
+            UnsettledWork::new("passes of one plan that each added a command", passes, events, commands)
         })
     }
 
@@ -151,5 +173,29 @@ mod tests {
         assert!(chain.is_exhausted() && chain.extend(&events).is_none());
         chain.begin();
         assert!(!chain.is_exhausted());
+    }
+
+    #[test]
+    fn a_plan_that_gives_up_turn_after_turn_is_reported_once() {
+        let engine = EngineId::new("chat".into(), 0);
+        let events = [Event::Drained { engine: engine.clone(), generation: Generation(1) }];
+        let commands = [Command::AwaitStub { engine, generation: Generation(1) }];
+        let mut chain = TurnChain::default();
+        chain.begin();
+        let report = chain.record_plan_given_up(&events, &commands).expect("the first one").to_string();
+        let start = "gave up after 8 passes of one plan that each added a command; models: chat; \
+                     last: chat#0 is drained; > ";
+        assert!(report.starts_with(start), "{report}");
+        for _ in 0..10 {
+            assert_eq!(chain.record_plan_given_up(&events, &commands), None, "in the same chain");
+        }
+        for _ in 0..10 {
+            chain.begin();
+            assert_eq!(chain.record_plan_given_up(&events, &commands), None, "in a chain that follows");
+        }
+        // The plans of one chain come to rest.
+        chain.begin();
+        chain.begin();
+        assert!(chain.record_plan_given_up(&events, &commands).is_some());
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A range is made to hold four of five waits. It comes from the times that the model's engines took before, the steps
 //! under way, the models ahead in line, and the engines that hold the memory. Where one of these is unknown, there is
-//! no quote: a number that nobody measured would only look like one.
+//! no quote: an unmeasured number would only look like one.
 //!
 //! `range` calculates with ranges, `learned` has the measured times and their spread, `forecast` reads the state, and
 //! `book` compares quotes with the waits that followed.
@@ -37,7 +37,7 @@ use crate::{
 };
 
 impl Fleet {
-    /// [`Self::report`] with the expected wait of each model that has one, for readers who are shown it.
+    /// [`Self::report`] with the expected wait of each model that has one, for display.
     #[must_use]
     pub fn report_with_waits(&self, plan: &Plan) -> Report {
         let mut report = self.report(plan);

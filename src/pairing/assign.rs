@@ -55,7 +55,7 @@ impl NodePlanBuilder<'_> {
         if requester.accelerators.is_empty() {
             return Some(RequesterStep::QueryAccelerators { close_gate: has_none });
         }
-        // The order also tells a new stub of this leader, before a bound sleeper is woken through it.
+        // The order also announces this leader to a new stub, before a bound sleeper is woken through it.
         let is_closed = has_none || engine.is_some_and(|engine| engine.awaits_want);
         (is_closed && !requester.is_gated()).then_some(RequesterStep::CloseGate)
     }

@@ -108,7 +108,7 @@ pub enum EngineStopReason {
     Lost,
     /// Its deleted requester has been held for the maximum time.
     Overdue,
-    /// Its node, Pod or accelerator goes away.
+    /// Its node, Pod or accelerator is being removed.
     Leaving,
 }
 
@@ -152,7 +152,7 @@ pub enum ProviderStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum LauncherDeleteReason {
-    /// The launcher does not work, is unneeded, or its node or accelerator goes away.
+    /// The launcher does not work, is unneeded, or its node or accelerator is being removed.
     Useless,
     /// Its build is obsolete or not the requested one. The launcher is not faulty, so the next one is created at once.
     Replaced,

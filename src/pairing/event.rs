@@ -223,7 +223,7 @@ pub struct ObservedRequester {
     /// How long after its deletion the kubelet kills its containers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace: Option<Millis>,
-    /// Its containers have ended for good: the kubelet hands its accelerators on.
+    /// Its containers have ended for good: the kubelet may allocate its accelerators anew.
     pub terminated: bool,
     /// Our finalizer is on it.
     pub finalizer: bool,

@@ -2,7 +2,7 @@
 //!
 //! What is missing, not a number or old is unknown, never zero.
 
-use super::{AwakeEngine, ReplicaMetrics};
+use super::{AwakeEngine, ReplicaMetrics, VariantState};
 use crate::units::{Millis, Tick};
 
 /// The highest load of one engine over the window.
@@ -56,6 +56,35 @@ pub struct ReadingTimes {
     pub window: Millis,
 }
 
+impl ReadingTimes {
+    /// Whether the engine has been awake for long enough to be read.
+    fn have_passed(self, engine: &AwakeEngine, now: Tick) -> bool {
+        engine.since + self.interval + self.interval < now
+    }
+}
+
+/// Counts engines that have just become awake, and whose load is not read yet, as pending.
+///
+/// The load of the others would add the engines that these already are. One that has had time to be read is not
+/// pending, but of unknown load. `replicas`: what [`replica_metrics`] returned for `awake`.
+pub fn hold_for_unread(
+    states: &mut [VariantState],
+    awake: &[AwakeEngine],
+    replicas: &[ReplicaMetrics],
+    times: ReadingTimes,
+    now: Tick,
+) {
+    for AwakeEngine { id, .. } in awake.iter().filter(|engine| !times.have_passed(engine, now)) {
+        let name = id.to_string();
+        if replicas.iter().any(|metrics| metrics.replica == name) {
+            continue;
+        }
+        if let Some(state) = states.iter_mut().find(|state| state.variant == id.variant) {
+            state.pending = state.pending.saturating_add(1).min(state.current);
+        }
+    }
+}
+
 /// Returns the load of these awake engines, and whether it is known.
 #[must_use]
 pub fn replica_metrics(
@@ -64,14 +93,12 @@ pub fn replica_metrics(
     now: Tick,
     peak: impl Fn(&AwakeEngine) -> Option<PeakLoad>,
 ) -> (Vec<ReplicaMetrics>, MetricsAvailability) {
-    let ReadingTimes { interval, window } = times;
-    // An engine that has just become awake has had no time to be read.
-    let settled = |engine: &AwakeEngine| engine.since + interval + interval < now;
+    let window = times.window;
     let (mut replicas, mut unknown, mut is_stale) = (Vec::new(), 0, false);
     for engine in awake {
         let load = peak(engine);
         let (kv_use, waiting) = load.map_or((None, None), |load| (load.kv_use, load.waiting));
-        if (kv_use.is_none() || waiting.is_none()) && settled(engine) {
+        if (kv_use.is_none() || waiting.is_none()) && times.have_passed(engine, now) {
             unknown += 1;
             is_stale |= load.is_some_and(|load| load.newest + window < now);
         }
@@ -92,7 +119,11 @@ pub fn replica_metrics(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{model::EngineId, units::Generation};
+    use crate::{
+        model::EngineId,
+        saturation::{Autoscaler, ModelLoad, SaturationPolicy},
+        units::Generation,
+    };
 
     const TIMES: ReadingTimes = ReadingTimes { interval: Millis::secs(15), window: Millis::secs(60) };
     const NOW: Tick = Tick(1_000_000);
@@ -132,6 +163,25 @@ mod tests {
             (2, missing),
             "half of it may still saturate it"
         );
+    }
+
+    #[test]
+    fn an_engine_that_has_just_become_awake_is_pending_until_it_is_read_or_has_had_the_time() {
+        let pending = |awake_for: u64, read: &[u32]| {
+            let engines = [engine(0, 600), engine(1, awake_for)];
+            let peak = |engine: &AwakeEngine| {
+                if read.contains(&engine.id.replica) { load(Some(0.75), Some(0.0), 1) } else { None }
+            };
+            let (replicas, _) = replica_metrics(&engines, TIMES, NOW, peak);
+            let mut states = [VariantState { current: 2, ..VariantState::default() }];
+            hold_for_unread(&mut states, &engines, &replicas, TIMES, NOW);
+            let load = ModelLoad { replicas, states: states.to_vec(), ..ModelLoad::default() };
+            let decision = Autoscaler::new(SaturationPolicy::default()).decide(&load, NOW);
+            (states[0].pending, decision.targets[0].replicas)
+        };
+        assert_eq!(pending(10, &[0]), (1, 2), "it may be all that the load of the other one needs");
+        assert_eq!(pending(10, &[0, 1]), (0, 3));
+        assert_eq!(pending(31, &[0]), (0, 3));
     }
 
     #[test]

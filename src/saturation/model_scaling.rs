@@ -112,6 +112,12 @@ impl ModelScaling {
         &self.targets
     }
 
+    /// Returns the targets that the fleet has: those by the load, or the numbers of another autoscaler.
+    #[must_use]
+    pub const fn sent(&self) -> &BTreeMap<VariantName, u32> {
+        &self.sent
+    }
+
     /// Returns what the last decision by the load said; `None` before it.
     #[must_use]
     pub const fn verdict(&self) -> Option<&SaturationVerdict> {

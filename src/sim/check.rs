@@ -1,6 +1,7 @@
 //! Checks the invariants against the physical truth. Each message names what was broken, and by which engine.
 
 mod dependencies;
+mod driver_rest;
 mod quiescence;
 mod reservations;
 

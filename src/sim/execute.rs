@@ -6,6 +6,7 @@ use super::{
     client::ExchangeEnd,
     gate::SimulatedGate,
     machine::SimulatedReservation,
+    platform_defect::PlatformDefect,
     process::{ProcessStep, SimulatedProcess, SimulatedProcessPhase},
     world::{SimulatedWorld, WorldEvent},
 };
@@ -316,6 +317,9 @@ impl SimulatedWorld {
 
     pub(super) fn open_simulated_gate(&mut self, engine: &EngineId, generation: Generation, public: bool) {
         self.check_traffic(engine, generation);
+        if public {
+            self.check_routed(engine, generation);
+        }
         if self
             .machine
             .process(engine, generation)
@@ -390,8 +394,9 @@ impl SimulatedWorld {
     /// Grants a lease, unless the plan that grants it also closes the gate.
     pub(super) fn grant_lease(&mut self, grant: &LeaseGrant<'_>) -> GrantOutcome {
         let LeaseGrant { waiter, engine, generation, canary } = *grant;
-        if self.closed_in_turn.contains(engine)
-            && let Some(gate) = self.gates.get_mut(engine).filter(|gate| !gate.open)
+        let none_succeeds = self.has_defect(PlatformDefect::NoGrantSucceeds);
+        if (none_succeeds || self.closed_in_turn.contains(engine))
+            && let Some(gate) = self.gates.get_mut(engine).filter(|gate| none_succeeds || !gate.open)
             && let Some(returned) = self.waiters.get(&waiter).and_then(|id| self.clients.get(id))
         {
             self.tally.add("grants on a gate that the same plan closed");
@@ -437,6 +442,10 @@ impl SimulatedWorld {
         }
         if !canary {
             self.end_quoted_wait(id);
+        }
+        // The fleet counts the lease from now on, so its end must cause a turn even if no turn samples the gate before.
+        if let Some(gate) = self.gates.get_mut(&engine) {
+            gate.seen_busy = true;
         }
         self.begin_exchange(id, engine, generation, canary);
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{
     client::{ExchangeEnd, SimulatedClient, SimulatedClientId, SimulatedClientState, SimulatedRequest},
+    platform_defect::PlatformDefect,
     process::SimulatedProcessPhase,
     world::{SimulatedWorld, WorldEvent},
 };
@@ -11,7 +12,7 @@ use crate::{
     engine::turn_clients::{MAX_DISTINCT_CLIENTS, TurnClients},
     fault::FailureCause,
     fleet::event::{CanaryVerdict, Event, WaiterId},
-    model::{EngineId, ModelName},
+    model::EngineId,
     units::{Generation, Millis, Tick},
 };
 
@@ -36,7 +37,7 @@ pub(super) struct SimulatedGate {
     /// Clients that held a lease since the gate last closed.
     pub(super) clients: TurnClients,
     pub(super) idle_gap: Option<Millis>,
-    /// The driver saw the gate in use, and must be notified when it becomes idle.
+    /// The driver saw the gate in use or granted a lease on it, and must be notified when it becomes idle.
     pub(super) seen_busy: bool,
     /// The last sample that the fleet received.
     pub(super) last_sample: (u32, Tick, Tick),
@@ -121,18 +122,6 @@ impl SimulatedWorld {
             request.repeat_pauses.rotate_left(1);
             self.event_queue.schedule(self.now + pause, WorldEvent::RequestArrives(request));
         }
-    }
-
-    /// The least loaded engine with an open, public gate and a free place. None while a request of its model is parked.
-    fn route(&self, model: &ModelName) -> Option<(EngineId, Generation)> {
-        if self.parked.get(model).is_some_and(|n| *n > 0) {
-            return None;
-        }
-        self.gates
-            .iter()
-            .filter(|(engine, gate)| engine.model == *model && gate.open && gate.public && !gate.is_full())
-            .min_by_key(|(_, gate)| gate.leases.len())
-            .map(|(engine, gate)| (engine.clone(), gate.generation))
     }
 
     pub(super) fn park(&mut self, id: SimulatedClientId, mut client: SimulatedClient) {
@@ -302,6 +291,7 @@ impl SimulatedWorld {
         let now = self.now;
         let flowing = self.bytes_flow(engine, generation);
         let queued = self.parked.get(&engine.model).is_some_and(|n| *n > 0);
+        let is_heard = !self.has_defect(PlatformDefect::UnheardLeaseEnd);
         let Some(gate) = self.gates.get_mut(engine).filter(|g| g.generation == generation) else {
             return;
         };
@@ -312,7 +302,7 @@ impl SimulatedWorld {
         }
         if !gate.open && !gate.awaiting_stub && gate.leases.is_empty() {
             self.send_drained(engine);
-        } else if queued || (gate.leases.is_empty() && std::mem::take(&mut gate.seen_busy)) {
+        } else if queued || (gate.leases.is_empty() && std::mem::take(&mut gate.seen_busy) && is_heard) {
             self.wakeup_pending = true;
         }
     }

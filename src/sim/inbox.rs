@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::{
-    driver::EventQueues,
+    driver::{EventQueues, MAX_REQUESTS_PER_TURN},
     fleet::event::{Event, WaiterId},
 };
 
@@ -12,6 +12,8 @@ use crate::{
 pub(super) struct SimulatedInbox {
     platform_events: VecDeque<Event>,
     requests: VecDeque<Event>,
+    /// See [`super::PlatformDefect::RequestsFirst`].
+    requests_first: bool,
 }
 
 impl SimulatedInbox {
@@ -27,17 +29,34 @@ impl SimulatedInbox {
         self.requests.iter().any(|event| matches!(event, Event::Left { waiter: left } if *left == waiter))
     }
 
+    /// Number of platform events that wait.
+    pub(super) fn platform_events(&self) -> usize {
+        self.platform_events.len()
+    }
+
+    pub(super) fn next_platform_event(&self) -> Option<&Event> {
+        self.platform_events.front()
+    }
+
+    pub(super) const fn set_requests_first(&mut self, requests_first: bool) {
+        self.requests_first = requests_first;
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.platform_events.is_empty() && self.requests.is_empty()
     }
 
     pub(super) fn clear(&mut self) {
-        *self = Self::default();
+        self.platform_events.clear();
+        self.requests.clear();
     }
 }
 
 impl EventQueues for SimulatedInbox {
     fn take_platform_event(&mut self, batch: &mut Vec<Event>) -> bool {
+        if self.requests_first && self.requests.len() >= MAX_REQUESTS_PER_TURN {
+            return false;
+        }
         let event = self.platform_events.pop_front();
         let is_taken = event.is_some();
         batch.extend(event);

@@ -1,6 +1,6 @@
 //! The simulated world as the platform under the driver's turn.
 
-use super::world::SimulatedWorld;
+use super::{platform_defect::PlatformDefect, world::SimulatedWorld};
 use crate::{
     driver::{DriverCore, DriverPlatform, GateClosing, GrantOutcome, LeaseGrant, UnsettledWork},
     fault::Fault,
@@ -58,8 +58,12 @@ impl DriverPlatform for SimulatedWorld {
         self.hold_for_stub(engine, generation);
     }
 
-    /// A simulated gate is also the route to its engine, and changes in one step with it.
-    fn publish(&mut self, _core: &DriverCore, _changes: &RoutingChanges, _now: Tick) {}
+    fn publish(&mut self, core: &DriverCore, changes: &RoutingChanges, _now: Tick) {
+        let is_changed = changes.reconfigured || !changes.models.is_empty();
+        if is_changed && !self.has_defect(PlatformDefect::OpensBeforeRoutes) {
+            self.publish_routes(core.fleet());
+        }
+    }
 
     fn open_gate(&mut self, engine: &EngineId, generation: Generation, public: bool) {
         self.open_simulated_gate(engine, generation, public);
@@ -79,5 +83,11 @@ impl DriverPlatform for SimulatedWorld {
 
     fn submit(&mut self, command: Command) {
         self.start_work(command);
+    }
+
+    fn turn_ended(&mut self, core: &DriverCore, _caused: &mut Vec<Event>, _now: Tick) {
+        if self.has_defect(PlatformDefect::OpensBeforeRoutes) {
+            self.publish_routes(core.fleet());
+        }
     }
 }

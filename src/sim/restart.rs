@@ -105,6 +105,7 @@ impl SimulatedWorld {
         let mut found = Vec::new();
         // The gates of engines that are gone went with the gateway.
         let gates = std::mem::take(&mut self.gates);
+        self.routes.clear();
         for (engine, process) in &mut self.machine.processes {
             let booking = SimulatedReservation {
                 generation: process.generation,

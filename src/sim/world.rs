@@ -10,14 +10,16 @@ use super::{
     inject::FaultInjection,
     key_usage::KeyUsage,
     machine::SimulatedMachine,
+    platform_defect::PlatformDefect,
     process::ProcessStep,
     quotes::QuoteLog,
     random::SplitMix64,
+    routes::SimulatedRoutes,
     scenario::{Scenario, ScenarioAction},
     tally::Tally,
 };
 use crate::{
-    driver::{DriverCore, TurnChain, fill_batch},
+    driver::DriverCore,
     fleet::{
         Fleet,
         event::{Event, OperationId, WaiterId},
@@ -44,6 +46,9 @@ pub struct SimulatedWorld {
     pub(super) wakeup_pending: bool,
     pub(super) deadline: Option<Tick>,
     pub(super) gates: BTreeMap<EngineId, SimulatedGate>,
+    pub(super) routes: SimulatedRoutes,
+    /// Put back by a test.
+    pub(super) defect: Option<PlatformDefect>,
     /// Engines whose gate the turn under way has closed.
     pub(super) closed_in_turn: BTreeSet<EngineId>,
     /// For each engine whose gate the current plan closes: the engines that the plan stops before, in its own order.
@@ -76,7 +81,6 @@ pub struct SimulatedWorld {
     /// Events of the last turn, since demand has stopped. A report of a world that never rests names them.
     pub(super) last_events: Vec<Event>,
     steps: u64,
-    turns_at_moment: TurnChain,
 }
 
 /// Broken invariants, with what is needed to reproduce them.
@@ -159,6 +163,8 @@ impl SimulatedWorld {
             wakeup_pending: false,
             deadline: None,
             gates: BTreeMap::new(),
+            routes: SimulatedRoutes::new(),
+            defect: None,
             closed_in_turn: BTreeSet::new(),
             stops_before_close: BTreeMap::new(),
             waiters: BTreeMap::new(),
@@ -182,7 +188,6 @@ impl SimulatedWorld {
             violations: Vec::new(),
             last_events: Vec::new(),
             steps: 0,
-            turns_at_moment: TurnChain::default(),
             scenario,
         };
         world.begin();
@@ -262,12 +267,19 @@ impl SimulatedWorld {
     /// Steps as [`Self::step`] does, but not past `end`. Returns false if the next moment lies beyond.
     pub(super) fn step_until(&mut self, end: Tick) -> Result<bool, InvariantViolation> {
         loop {
-            let Some(next) = self.next_moment().filter(|next| *next <= end) else {
+            let next = self.next_moment();
+            if next.is_none_or(|next| next > self.now) {
+                self.check_rest();
+                if !self.violations.is_empty() {
+                    break;
+                }
+            }
+            let Some(next) = next.filter(|next| *next <= end) else {
                 return Ok(false);
             };
             if next > self.now {
                 self.now = next;
-                self.turns_at_moment.begin();
+                self.core.chain_mut().begin();
             }
             while let Some(event) = self.event_queue.pop_due(self.now) {
                 self.handle_event(event);
@@ -302,9 +314,8 @@ impl SimulatedWorld {
         self.steps += 1;
         self.wakeup_pending = false;
         self.closed_in_turn.clear();
-        let mut batch = Vec::new();
-        fill_batch(&mut self.inbox, &mut batch);
-        if let Some(spinning) = self.turns_at_moment.extend(&batch) {
+        let mut batch = self.take_turn_events();
+        if let Some(spinning) = self.core.chain_mut().extend(&batch) {
             self.record_violation(spinning.to_string());
         }
         // The turn borrows both, and no part of the world reads the fleet meanwhile.

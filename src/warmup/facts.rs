@@ -80,8 +80,8 @@ pub struct WarmupPod {
     pub warmup: WarmupId,
     pub node: NodeName,
     pub item: WarmupItem,
-    /// [`WarmupRequest::generation`](super::WarmupRequest::generation) at its creation. A failure of an earlier
-    /// generation counts no more.
+    /// [`WarmupRequest::generation`](super::WarmupRequest::generation) at its creation. Its failure counts until the
+    /// Warmup begins anew.
     pub generation: u64,
     /// [`NodeItems::hash`](super::NodeItems::hash) at its creation.
     pub items_hash: u32,

@@ -15,6 +15,8 @@ string_ids! {
     WarmPodName;
     /// Nodes that are warm for the same Warmup or model: 16 hexadecimal digits, as node labels have them.
     WarmSet;
+    /// Hash of a Warmup's spec, without whether the Warmup is paused.
+    WarmupSpecHash;
 }
 
 /// One thing that a node should have. Images come before the action.

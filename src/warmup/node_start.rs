@@ -70,8 +70,7 @@ impl NodeContext<'_> {
         let is_held = |item: &WarmupItem| {
             let blocks = |pod: &WarmupPod| {
                 pod.item == *item
-                    && (pod.is_unfinished()
-                        || (pod.generation == self.request.generation && pod.attempt >= node.failures))
+                    && (pod.is_unfinished() || (self.is_of_this_run(pod) && pod.attempt >= node.failures))
             };
             let others = item.image().and_then(|image| self.known.pulls.get(image));
             waits_for_images && item.is_action()

@@ -3,7 +3,7 @@
 use super::{
     back_off,
     cause::WarmupCause,
-    facts::WarmupPodState,
+    facts::{WarmupPod, WarmupPodState},
     ids::{WarmupId, WarmupItem},
     node_progress::{KnownNode, NodeOutcome, NodeProgress, PresentItem},
     progress::WarmupProgress,
@@ -27,6 +27,8 @@ pub(super) struct NodeContext<'a> {
     pub(super) name: &'a NodeName,
     pub(super) request: &'a WarmupRequest,
     pub(super) stored: &'a WarmupProgress,
+    /// [`WarmupProgress::start_generation`] of the present progress.
+    pub(super) start_generation: u64,
     /// The Warmup has ended: outcomes change no more.
     pub(super) is_finished: bool,
     pub(super) known: &'a KnownNode,
@@ -34,6 +36,13 @@ pub(super) struct NodeContext<'a> {
 }
 
 impl NodeContext<'_> {
+    /// Whether the Pod was created after the Warmup began, or began anew: only then its failure counts.
+    ///
+    /// A pause is an edit, too, but the Pods of before it stay those of this run.
+    pub(super) fn is_of_this_run(&self, pod: &WarmupPod) -> bool {
+        (self.start_generation..=self.request.generation).contains(&pod.generation)
+    }
+
     /// Updates the outcome of the node, and the record with it. Repeating it changes nothing.
     pub(super) fn refresh(&self, node: &mut NodeProgress, record: &mut WarmupRecord) {
         let now = self.now;
@@ -163,7 +172,7 @@ impl NodeContext<'_> {
         for (name, tracked) in &node.pods {
             let Some(cause) = tracked.pod.cause() else { continue };
             let is_current = !tracked.is_stale
-                && tracked.pod.generation == self.request.generation
+                && self.is_of_this_run(&tracked.pod)
                 && tracked.pod.items_hash == node.items_hash
                 && items.contains(&tracked.pod.item)
                 && !node.present.contains_key(&tracked.pod.item);

@@ -23,7 +23,7 @@ impl NodeContext<'_> {
         if !is_wanted || tracked.is_stale {
             return true;
         }
-        let is_current = pod.generation == self.request.generation && pod.items_hash == node.items_hash;
+        let is_current = self.is_of_this_run(pod) && pod.items_hash == node.items_hash;
         if pod.cause().is_some_and(|cause| !is_current || !cause.is_failure()) {
             return true;
         }

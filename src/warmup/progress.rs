@@ -1,6 +1,6 @@
 //! What the status of a Warmup stores, and the next leader continues from.
 
-use super::record::WarmupRecord;
+use super::{ids::WarmupSpecHash, record::WarmupRecord};
 use crate::units::{Millis, Tick};
 
 /// Progress of a Warmup in one word.
@@ -28,6 +28,11 @@ pub struct WarmupProgress {
     pub phase: WarmupPhase,
     /// The generation of the request that this is the progress of.
     pub generation: u64,
+    /// The generation of the request with which it began, or began anew. Pauses do not change it, so what was tried
+    /// before them counts.
+    pub start_generation: u64,
+    /// The spec of which this is the progress; `None` in the status of an earlier version.
+    pub spec_hash: Option<WarmupSpecHash>,
     pub start: Option<Tick>,
     pub completion: Option<Tick>,
     pub paused_since: Option<Tick>,

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     facts::WarmupToleration,
-    ids::{ActionHash, ImageName, WarmSet, WarmupItem},
+    ids::{ActionHash, ImageName, WarmSet, WarmupItem, WarmupSpecHash},
 };
 use crate::{
     pairing::ids::NodeName,
@@ -18,8 +18,10 @@ use crate::{
 /// One Warmup as its user wants it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WarmupRequest {
-    /// Generation of the object. Another one begins the Warmup anew, unless the edit only pauses or resumes it.
+    /// Generation of the object. Each edit of the spec changes it, a pause included.
     pub generation: u64,
+    /// Another one begins the Warmup anew. It covers the targets, too.
+    pub spec_hash: WarmupSpecHash,
     /// When the object was created. Of two Warmups that need the same pull, the older one begins.
     pub created: Tick,
     /// Nothing new begins, and the time of the timeout stands still.

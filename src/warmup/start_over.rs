@@ -26,19 +26,19 @@ impl WarmupState {
         let previous = self.request.replace(Arc::clone(&request));
         let continues = match &previous {
             Some(previous) => {
-                previous.generation == request.generation || only_pause_differs(previous, &request)
+                previous.generation == request.generation || previous.spec_hash == request.spec_hash
             }
             None => {
                 self.progress = WarmupProgress::clone(&stored);
-                was_only_paused(&stored, &request)
+                is_progress_of(&stored, &request)
             }
         };
         self.stored = stored;
-        if continues {
-            self.progress.generation = request.generation;
-        } else {
+        if !continues {
             self.begin_anew(request.generation);
         }
+        self.progress.generation = request.generation;
+        self.progress.spec_hash = Some(request.spec_hash.clone());
         if previous.is_none() || !continues {
             self.apply_targets(now);
         }
@@ -53,7 +53,8 @@ impl WarmupState {
     fn begin_anew(&mut self, generation: u64) {
         let mut record = std::mem::take(&mut self.progress.record);
         record.retain(|_, node| node.outcome == RecordedOutcome::Done);
-        self.progress = WarmupProgress { generation, record, ..WarmupProgress::default() };
+        let start_generation = generation;
+        self.progress = WarmupProgress { generation, start_generation, record, ..WarmupProgress::default() };
         for node in self.nodes.values_mut().filter(|node| node.outcome != NodeOutcome::Done) {
             node.forget_attempts();
         }
@@ -160,16 +161,19 @@ impl WarmupState {
     }
 }
 
-fn only_pause_differs(previous: &WarmupRequest, request: &WarmupRequest) -> bool {
-    let edited = WarmupRequest { paused: request.paused, generation: request.generation, ..previous.clone() };
-    previous.paused != request.paused && edited == *request
+/// Whether a former leader has stored this progress for the same spec, apart from pauses.
+fn is_progress_of(stored: &WarmupProgress, request: &WarmupRequest) -> bool {
+    let is_same = match &stored.spec_hash {
+        Some(hash) => *hash == request.spec_hash,
+        None => was_only_paused(stored, request),
+    };
+    is_same || stored.generation == request.generation
 }
 
-/// The same, if a former leader has seen the previous request: a pause and its end are one edit each.
+/// Whether the only edit since then may be a pause or its end, as far as the status of an earlier version shows.
 fn was_only_paused(stored: &WarmupProgress, request: &WarmupRequest) -> bool {
     let is_toggled = stored.paused_since.is_some() != request.paused;
-    stored.generation == request.generation
-        || (matches!(stored.phase, WarmupPhase::InProgress | WarmupPhase::Paused)
-            && stored.generation + 1 == request.generation
-            && is_toggled)
+    matches!(stored.phase, WarmupPhase::InProgress | WarmupPhase::Paused)
+        && stored.generation + 1 == request.generation
+        && is_toggled
 }

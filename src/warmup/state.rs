@@ -89,6 +89,7 @@ impl WarmupState {
         let due = self.tally.due.iter().take_while(|(at, _)| *at <= now).map(|(_, name)| name.clone());
         self.dirty.extend(due);
         let is_finished = self.progress.phase.is_finished();
+        let start_generation = self.progress.start_generation;
         for name in std::mem::take(&mut self.dirty) {
             let Some(node) = self.nodes.get_mut(&name) else { continue };
             let known = all_nodes.entry(name.clone()).or_default();
@@ -96,7 +97,9 @@ impl WarmupState {
             match &self.request {
                 Some(request) if self.has_nodes || is_finished => {
                     let (stored, known) = (&*self.stored, &*known);
-                    let context = NodeContext { id, name: &name, request, stored, is_finished, known, now };
+                    let name = &name;
+                    let context =
+                        NodeContext { id, name, request, stored, start_generation, is_finished, known, now };
                     context.refresh(node, &mut self.progress.record);
                 }
                 // Its Pods go with it, or it is not known yet what they are for.
@@ -134,7 +137,8 @@ impl WarmupState {
     ) -> Option<NodeContext<'a>> {
         let is_finished = self.progress.phase.is_finished();
         let (request, stored) = (self.request.as_deref()?, &*self.stored);
-        Some(NodeContext { id, name, request, stored, is_finished, known: all_nodes.get(name)?, now })
+        let (start_generation, known) = (self.progress.start_generation, all_nodes.get(name)?);
+        Some(NodeContext { id, name, request, stored, start_generation, is_finished, known, now })
     }
 
     /// The pause after the first attempt of a node that ends without success.

@@ -118,7 +118,7 @@ pub(crate) mod fake {
 
     impl AcceleratorDriver for MissingDriver {
         fn list(&self) -> Result<Vec<AcceleratorEntry>, Error> {
-            Err(Error::NoDriver("libnvidia-ml.so.1 is not there".to_owned()))
+            Err(Error::NoDriver("libnvidia-ml.so.1 does not exist".to_owned()))
         }
 
         fn id_at_index(&self, _: u32, _: Option<u32>) -> Result<AcceleratorId, Error> {

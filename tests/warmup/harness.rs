@@ -67,6 +67,7 @@ impl WarmupHarness {
     pub(crate) fn with_targets(names: &[&str], targets: WarmupTargets, limits: WarmupLimits) -> Self {
         let request = WarmupRequest {
             generation: 1,
+            spec_hash: "generation 1".into(),
             created: START,
             paused: false,
             limits,
@@ -120,8 +121,14 @@ impl WarmupHarness {
     /// Edits the spec.
     pub(crate) fn edit(&mut self, edit: impl FnOnce(&mut WarmupRequest)) {
         edit(&mut self.request);
-        self.request.generation += 1;
+        self.change_spec();
         self.send_warmup();
+    }
+
+    /// Gives the spec another generation and hash, which the leader does not see yet.
+    pub(crate) fn change_spec(&mut self) {
+        self.request.generation += 1;
+        self.request.spec_hash = format!("generation {}", self.request.generation).into();
     }
 
     pub(crate) fn set_targets(&mut self, targets: WarmupTargets) {
@@ -144,7 +151,9 @@ impl WarmupHarness {
     }
 
     pub(crate) fn set_paused(&mut self, is_paused: bool) {
-        self.edit(|request| request.paused = is_paused);
+        self.request.paused = is_paused;
+        self.request.generation += 1;
+        self.send_warmup();
     }
 
     /// Plans once and lets the commands take effect.

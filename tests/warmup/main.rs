@@ -17,6 +17,7 @@
 //! | ImagePullBackOff | `causes`, `a_pull_that_fails_counts` | `causes`, `numbers` |
 //! | bad image reference | the conversion refuses it; `a_refused_spec_creates_no_pod` | `bad_specs`, `causes` |
 //! | image without a shell, other platform | `an_image_that_cannot_start_is_present_nevertheless` | `causes` |
+//! | image that is mounted as a volume | the controller: by the versions that the node reports | `image_volumes` |
 //! | image whose entrypoint needs rights | `a_quota_or_admission_refuses_and_is_named_with_a_pause` | `pods` |
 //! | image collected by the kubelet | `a_node_that_loses_an_image_is_warmed_again_if_it_is_kept_warm` | `models` |
 //! | disk full, DiskPressure | `a_full_disk_backs_off_and_disk_pressure_waits` | `causes`, `nodes`, `node_changes` |
@@ -24,6 +25,7 @@
 //! | unlimited retries | `retries_without_a_limit_back_off_to_minutes` | `limits` |
 //! | Pods deleted by hand | `pods_deleted_by_hand_change_no_outcome` | `pods` |
 //! | Pods deleted while they pull | `interruptions` | `retried` |
+//! | Pods that fail after a pause | `pauses` | `retried` |
 //! | creations fail | `a_quota_or_admission_refuses_and_is_named_with_a_pause` | `pods` |
 //! | group without bound Pods; missing group | `a_target_that_is_not_there_is_waited_for_and_then_missed` | `groups` |
 //! | spec edited while it runs | `an_edit_redoes_the_nodes_whose_items_changed_and_no_others` | `pods`, `retried` |
@@ -45,6 +47,7 @@ mod harness;
 mod interruptions;
 mod keep_warm;
 mod labels;
+mod pauses;
 mod properties;
 mod records;
 mod recreated;

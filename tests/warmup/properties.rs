@@ -213,6 +213,7 @@ fn events(states: &[FoundNode]) -> Vec<WarmupEvent> {
     let wanted = items(&["app:1"], false);
     let request = WarmupRequest {
         generation: 1,
+        spec_hash: "generation 1".into(),
         created: START,
         paused: false,
         limits: WarmupLimits {

@@ -80,9 +80,15 @@ pub(super) fn zero_rule(
         }
         return ZeroRule::KeepOne;
     }
-    let has_floor = spec.min_replicas > 0 || spec.variants.iter().any(|own| own.min_replicas > Some(0));
-    if spec.pinned || has_floor {
-        let field = if spec.pinned { "pinned" } else { "minReplicas" };
+    let contradiction = if spec.pinned {
+        Some("pinned")
+    } else if spec.min_replicas > 0 {
+        Some("minReplicas")
+    } else {
+        let has_floor = spec.variants.iter().any(|own| own.min_replicas > Some(0));
+        has_floor.then_some("minReplicas of a variant")
+    };
+    if let Some(field) = contradiction {
         reader.reject_spec(format!(
             "saturation.scaleToZero contradicts {field}, which keeps engines without requests: remove one of the two"
         ));
@@ -97,6 +103,11 @@ pub(super) fn keep_one_of_each_role(variants: &mut [ModelVariant]) {
     for variant in variants {
         if roles.insert(variant.role) {
             variant.spec.min_replicas = variant.spec.min_replicas.max(1);
+            // To remove one of two fields would not let the engine go.
+            variant.kept_awake_by = Some(match variant.kept_awake_by {
+                None => "saturation.scaleToZero.enabled false",
+                Some(_) => "minReplicas and saturation.scaleToZero.enabled false",
+            });
         }
     }
 }

@@ -493,7 +493,12 @@ fn junk_that_slipped_past_the_schema_is_a_reason_and_a_sentence() {
         (
             json!({"minReplicas": 1, "saturation": {"scaleToZero": {}}}),
             "InvalidSpec",
-            "saturation.scaleToZero contradicts minReplicas",
+            "saturation.scaleToZero contradicts minReplicas,",
+        ),
+        (
+            json!({"variants": [{"name": "a", "minReplicas": 1}], "saturation": {"scaleToZero": {}}}),
+            "InvalidSpec",
+            "saturation.scaleToZero contradicts minReplicas of a variant,",
         ),
         (
             json!({"pinned": true, "saturation": {"scaleToZero": {}}}),

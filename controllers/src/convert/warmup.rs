@@ -19,7 +19,7 @@ use kube::ResourceExt as _;
 use rouse::{
     pairing::ids::NodeName,
     units::Millis,
-    warmup::{ImageName, NodeItems, WarmSet, WarmupId, WarmupLimits, WarmupRequest},
+    warmup::{ImageName, NodeItems, WarmSet, WarmupId, WarmupLimits, WarmupRequest, WarmupSpecHash},
 };
 
 use self::problems::Problems;
@@ -119,6 +119,7 @@ pub fn convert(warmup: &Warmup, retry_delay: Millis) -> Result<AcceptedWarmup, S
     let generation = metadata.generation.unwrap_or_default();
     let request = WarmupRequest {
         generation: u64::try_from(generation).unwrap_or_default(),
+        spec_hash: spec_hash(spec),
         created: metadata.creation_timestamp.as_ref().map(condition::tick).unwrap_or_default(),
         paused: spec.paused,
         limits,
@@ -128,6 +129,15 @@ pub fn convert(warmup: &Warmup, retry_delay: Millis) -> Result<AcceptedWarmup, S
     };
     let id = WarmupId::from(object.to_string());
     Ok(AcceptedWarmup { id, request, target, tolerations: spec.tolerations.clone() })
+}
+
+/// Returns the hash of the spec without its pause. A Warmup begins anew when it changes.
+#[must_use]
+pub fn spec_hash(spec: &WarmupSpec) -> WarmupSpecHash {
+    let unpaused = WarmupSpec { paused: false, ..spec.clone() };
+    // A spec always serializes.
+    let text = serde_json::to_string(&unpaused).unwrap_or_default();
+    WarmupSpecHash::from(label::value(&text))
 }
 
 /// Returns the set of nodes that are warm for a model, whichever Warmup warmed them.

@@ -2,8 +2,8 @@
 //!
 //! They are that project's, not ours: read here, and leniently. A field that is not known is passed over, one that its later
 //! versions may leave out may be absent, and Pods stay JSON. The schemas ask for what that project's ask for, so that an object that
-//! one API server takes another takes too. What is wrong with an object is told in words, as its status would
-//! say it ([`InferenceServerConfigSpec::problems`] and its like), never by not reading it.
+//! one API server takes another takes too. An object with errors is read all the same: methods such as
+//! [`InferenceServerConfigSpec::problems`] describe its errors in the words of its status.
 
 pub(crate) mod amount;
 mod launcher;

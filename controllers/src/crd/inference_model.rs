@@ -1,4 +1,4 @@
-//! InferenceModel: what a client names, and how it is run. As users write it; what it means is told by the conversion.
+//! InferenceModel as users write it: a model that clients request, and how its engines run. `convert` interprets it.
 
 #![expect(unreachable_pub, reason = "KubeSchema repeats its struct, with its `pub`, inside a function")]
 
@@ -410,7 +410,7 @@ fn five_minutes() -> Span {
     "5m".into()
 }
 
-/// The pool of who says nothing.
+/// The pool of a model that names none.
 #[must_use]
 pub fn default_pool() -> BTreeMap<String, String> {
     [("inference-pool".to_owned(), "default".to_owned())].into()

@@ -217,7 +217,7 @@ impl ClusterFacts {
         }
     }
 
-    /// Records a provider's engines: who may still ask for them depends on what they were made from.
+    /// Records a provider's engines. Their sources decide which requesters may still ask for them.
     pub(super) fn observe_provider(&mut self, provider: &ProviderPod, records: &[EngineRecord]) {
         // No InferenceServerConfig belongs to the engines of a server patch, so none can make them obsolete.
         if !provider.source.as_ref().is_some_and(LauncherRevision::is_of_patch) {

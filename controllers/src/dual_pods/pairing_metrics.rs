@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rouse::{
+    due_times::DueTimes,
     model::AcceleratorId,
     pairing::{event::ProviderPhase, ids::PairingEngineId},
     units::{Millis, Tick},
@@ -33,9 +34,8 @@ pub(super) struct PairingMetrics {
     launchers: BTreeMap<(String, LauncherPhase), usize>,
     /// InferenceServerConfigs by LauncherConfig.
     configs: BTreeMap<String, usize>,
-    /// When each starting launcher counts as stuck, in order of time.
-    due: BTreeSet<(Tick, ObjectName)>,
-    due_by_pod: BTreeMap<ObjectName, Tick>,
+    /// When each starting launcher counts as stuck.
+    due: DueTimes<ObjectName>,
 }
 
 /// Current inputs of the metrics.
@@ -56,7 +56,7 @@ enum CountedPod {
 }
 
 impl PairingMetrics {
-    pub(super) const fn new(metrics: DualPodMetrics) -> Self {
+    pub(super) fn new(metrics: DualPodMetrics) -> Self {
         Self {
             metrics,
             leads: false,
@@ -64,8 +64,7 @@ impl PairingMetrics {
             requesters: BTreeMap::new(),
             launchers: BTreeMap::new(),
             configs: BTreeMap::new(),
-            due: BTreeSet::new(),
-            due_by_pod: BTreeMap::new(),
+            due: DueTimes::default(),
         }
     }
 
@@ -82,23 +81,18 @@ impl PairingMetrics {
 
     /// Returns when a count changes without an event.
     pub(super) fn due(&self) -> Option<Tick> {
-        self.due.first().map(|(at, _)| *at)
+        self.due.first()
     }
 
     pub(super) fn recount_due(&mut self, inputs: MetricsInputs<'_>) {
-        while let Some((_, name)) = self.due.first().filter(|(at, _)| *at <= inputs.now).cloned() {
+        while let Some(name) = self.next_due(inputs.now) {
             self.count(&name, inputs);
         }
     }
 
-    fn set_due(&mut self, name: &ObjectName, at: Option<Tick>) {
-        if let Some(before) = self.due_by_pod.remove(name) {
-            self.due.remove(&(before, name.clone()));
-        }
-        if let Some(at) = at {
-            self.due.insert((at, name.clone()));
-            self.due_by_pod.insert(name.clone(), at);
-        }
+    /// The first launcher that counts as stuck by this moment and was not counted again since.
+    fn next_due(&self, now: Tick) -> Option<ObjectName> {
+        self.due.due_by(now).next().cloned()
     }
 
     pub(super) fn recount_all(&mut self, inputs: MetricsInputs<'_>) {
@@ -132,7 +126,7 @@ impl PairingMetrics {
     }
 
     fn count(&mut self, name: &ObjectName, inputs: MetricsInputs<'_>) {
-        self.set_due(name, None);
+        self.due.set(name, None);
         let counted = match inputs.index.pod(name) {
             Some(IndexedPod::Requester(requester)) => Some(CountedPod::requester(requester)),
             Some(IndexedPod::Provider(provider)) => Some(CountedPod::Provider {
@@ -178,7 +172,7 @@ impl PairingMetrics {
             if due <= inputs.now {
                 stuck
             } else {
-                self.set_due(&provider.name, Some(due));
+                self.due.set(&provider.name, Some(due));
                 LauncherPhase::Unbound
             }
         };

@@ -95,7 +95,7 @@ pub(super) struct ExistingLauncher {
 /// Existing launchers by accelerator.
 pub(super) type ExistingLaunchers<'a> = BTreeMap<&'a AcceleratorId, &'a ExistingLauncher>;
 
-/// What a Node object says of itself.
+/// Properties of a Node object that policies select by.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct NodeTraits {
     pub(super) labels: BTreeMap<String, String>,
@@ -227,9 +227,9 @@ mod tests {
         let full = ExistingLaunchers::from([(&all[0], &other), (&all[1], &other), (&all[2], &other)]);
         assert_eq!(placed(&full), ["g3 a"], "the others wait for theirs to go");
         let many = ExistingLaunchers::from([(&all[0], &b), (&all[1], &b), (&all[2], &b)]);
-        assert_eq!(placed(&many), ["g0 b", "g3 a"], "those that are too many are nobody's");
+        assert_eq!(placed(&many), ["g0 b", "g3 a"], "surplus launchers belong to no policy");
         let used = launcher("b", true);
         let many = ExistingLaunchers::from([(&all[0], &b), (&all[1], &used), (&all[2], &b)]);
-        assert_eq!(placed(&many), ["g1 b", "g3 a"], "who has engines stays anyway");
+        assert_eq!(placed(&many), ["g1 b", "g3 a"], "a launcher that has engines stays anyway");
     }
 }

@@ -11,7 +11,6 @@ use std::{
 use rouse::{
     model::{AcceleratorRequirement, EngineVariant, ModelName, ModelSpec, VariantName},
     pairing::ids::ProviderMode,
-    saturation::ZeroRule,
 };
 
 use super::{
@@ -175,9 +174,7 @@ impl Placer<'_> {
                 let (pool, namespace) = (name.to_owned(), object.namespace.clone());
                 return Err(Rejection::Namespace { pool, namespace });
             }
-            if let Some(field) =
-                keep_awake_field(model, &variant.spec, is_cheapest).filter(|_| !terms.pinnable)
-            {
+            if let Some(field) = keep_awake_field(variant, is_cheapest).filter(|_| !terms.pinnable) {
                 return Err(Rejection::Pinned { pool: name.to_owned(), field });
             }
         }
@@ -247,18 +244,8 @@ fn check_dual_pods_mode(
 }
 
 /// Returns the spec field that keeps engines of this variant awake without requests, if any.
-fn keep_awake_field(
-    model: &convert::ConvertedModel,
-    spec: &ModelSpec,
-    is_cheapest: bool,
-) -> Option<&'static str> {
-    let keeps_one = model.saturation.as_ref().is_some_and(|own| own.zero == ZeroRule::KeepOne);
-    match spec {
-        ModelSpec { pinned: true, .. } if is_cheapest => Some("pinned"),
-        ModelSpec { min_replicas: 1, .. } if keeps_one => Some("saturation.scaleToZero.enabled false"),
-        ModelSpec { min_replicas: 1.., .. } => Some("minReplicas"),
-        _ => None,
-    }
+fn keep_awake_field(variant: &ModelVariant, is_cheapest: bool) -> Option<&'static str> {
+    if variant.spec.pinned && is_cheapest { Some("pinned") } else { variant.kept_awake_by }
 }
 
 fn pairs(labels: &BTreeMap<String, String>) -> String {

@@ -179,7 +179,7 @@ fn pool(
     pool
 }
 
-/// Adds the accelerators of a node to a pool with slots. Of two with one UUID, which cannot be told apart, one counts.
+/// Adds the accelerators of a node to a pool with slots. Of two with one UUID, which are indistinguishable, one counts.
 fn add_slot_accelerators(
     pool: &mut ResolvedPool,
     node: &str,

@@ -1,8 +1,9 @@
 //! Compare-and-set writes to the status of an AcceleratorPool, by the leader.
 //!
-//! A write begins with the object that the last write returned. The API server refuses it if another writer was faster,
-//! and only then the object is read. So a switch between two engines waits for one call. An outcome without a write
-//! follows from a read only, because nothing else shows that no newer leader has changed the ledger.
+//! A write begins with the object that the last write returned, or that the list of a takeover showed. The API server
+//! refuses it if another writer was faster, and only then the object is read. So a switch between two engines waits for
+//! one call, and a takeover reads all pools with one. An outcome without a write follows from a read only, because
+//! nothing else shows that no newer leader has changed the ledger.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,9 +38,9 @@ const MAX_TRIES: u32 = 16;
 pub struct PoolLedger {
     pools: Api<AcceleratorPool>,
     leadership: watch::Receiver<Option<Leadership>>,
-    /// The object that the last write returned, of each pool that [`Self::change`] wrote last: ledgers in use are few.
-    /// Every write takes it, so that a write without an answer leaves none.
-    written: Arc<Mutex<BTreeMap<String, AcceleratorPool>>>,
+    /// The object that the last change or takeover returned, or that the last list of pools with reservations showed:
+    /// ledgers in use are few. Every write takes it, so that a write without an answer leaves none.
+    known: Arc<Mutex<BTreeMap<String, AcceleratorPool>>>,
 }
 
 /// Why a ledger was not changed. `E` is the refusal of the change itself.
@@ -66,13 +67,14 @@ pub enum Error<E> {
 impl PoolLedger {
     #[must_use]
     pub fn new(client: Client, leadership: watch::Receiver<Option<Leadership>>) -> Self {
-        Self { pools: Api::all(client), leadership, written: Arc::default() }
+        Self { pools: Api::all(client), leadership, known: Arc::default() }
     }
 
     /// Stamps these pools with a new leader's epoch and returns their ledgers.
     ///
     /// A new leader calls this before it decides anything: afterwards no write of its predecessor that is still in
-    /// flight can change the pools. A pool that no longer exists is left out.
+    /// flight can change the pools. A pool that no longer exists is left out. A pool that
+    /// [`Self::pools_with_reservations`] has listed is written without another read, unless it has changed since.
     ///
     /// # Errors
     /// See [`Error`]. Some pools may already be stamped; a retry is safe.
@@ -83,7 +85,10 @@ impl PoolLedger {
         let mut ledgers = BTreeMap::new();
         for pool in pools {
             match self.write(pool, |status| Ok(status.ledger.clone())).await {
-                Ok((ledger, _)) => drop(ledgers.insert(pool.clone(), ledger)),
+                Ok((ledger, written)) => {
+                    self.remember(written);
+                    ledgers.insert(pool.clone(), ledger);
+                }
                 Err(Error::NoPool(_)) => {}
                 Err(error) => return Err(error),
             }
@@ -92,6 +97,8 @@ impl PoolLedger {
     }
 
     /// Lists the pools with reservations, and the namespaces of their models. Leaves out unreadable pools.
+    ///
+    /// The next write of each of them begins with what the list shows.
     ///
     /// # Errors
     /// The API server did not answer, or answered with an error.
@@ -102,14 +109,21 @@ impl PoolLedger {
         let all = ListParams::default();
         let listed = time::timeout(CALL_TIMEOUT, pools.list(&all)).await.map_err(|_| Error::Timeout)?;
         let listed = listed.map_err(|error| Error::Api(Box::new(error)))?;
-        let pool_name = |DeserializeGuard(pool): DeserializeGuard<AcceleratorPool>| {
+        // The objects of earlier terms are out of date, and some of their pools may be gone.
+        self.lock_known().clear();
+        let with_namespaces = |DeserializeGuard(pool): DeserializeGuard<AcceleratorPool>| {
             let pool = pool.ok()?;
             let reservations = pool.status.as_ref()?.ledger.reservations.iter();
             let namespaces: BTreeSet<String> =
                 reservations.map(|entry| entry.model.namespace.clone()).collect();
-            (!namespaces.is_empty()).then(|| (pool.name_any(), namespaces))
+            if namespaces.is_empty() {
+                return None;
+            }
+            let name = pool.name_any();
+            self.remember(Some(pool));
+            Some((name, namespaces))
         };
-        Ok(listed.items.into_iter().filter_map(pool_name).collect())
+        Ok(listed.items.into_iter().filter_map(with_namespaces).collect())
     }
 
     /// Applies `change` to the pool's ledger and writes it, and retries on a conflict.
@@ -129,12 +143,16 @@ impl PoolLedger {
             change(&mut status.ledger, may_grant)
         };
         let (outcome, written) = self.write(pool, change).await?;
-        if let Some(mut object) = written {
-            // Managed fields are larger than the rest. The API server keeps its own where a write has none.
-            object.metadata.managed_fields = None;
-            self.lock_written().insert(pool.to_owned(), object);
-        }
+        self.remember(written);
         Ok(outcome)
+    }
+
+    /// Keeps the object for the pool's next write.
+    fn remember(&self, object: Option<AcceleratorPool>) {
+        let Some(mut object) = object else { return };
+        // Managed fields are larger than the rest. The API server keeps its own where a write has none.
+        object.metadata.managed_fields = None;
+        self.lock_known().insert(object.name_any(), object);
     }
 
     /// Updates the rest of the pool's status: all but ledger, sums and stamp. `desired` gets the stored status.
@@ -162,10 +180,10 @@ impl PoolLedger {
     ) -> Result<(T, Option<AcceleratorPool>), Error<E>> {
         // One epoch for all tries: a decision of one tenure must not be written in the next.
         let epoch = self.leading_epoch().ok_or(Error::NotLeading)?;
-        let mut written = self.lock_written().remove(pool);
+        let mut known = self.lock_known().remove(pool);
         for _ in 0..MAX_TRIES {
-            let is_read = written.is_none();
-            let mut object = match written.take() {
+            let is_read = known.is_none();
+            let mut object = match known.take() {
                 Some(object) => object,
                 None => self.read(pool).await?,
             };
@@ -198,8 +216,8 @@ impl PoolLedger {
         Err(Error::Contended)
     }
 
-    fn lock_written(&self) -> MutexGuard<'_, BTreeMap<String, AcceleratorPool>> {
-        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_known(&self) -> MutexGuard<'_, BTreeMap<String, AcceleratorPool>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the epoch in which this gateway leads now.

@@ -53,7 +53,7 @@ pub(super) enum AllocationError {
     UnknownInstance(InstanceName),
     #[error("no DeviceConfiguration '{0}' is in effect on this node: create it, or correct its nodeSelector")]
     UnknownConfiguration(String),
-    #[error("the device '{device}' is not seen by this node: check that it is connected and answers")]
+    #[error("this node does not find the device '{device}': check that it is connected and answers")]
     Gone { device: String },
     #[error("the device '{device}' is faulty: check the node's driver")]
     Faulty { device: String },

@@ -161,7 +161,7 @@ fn content(device: &str, problem: Option<&DeviceProblem>) -> (&'static str, Stri
         ),
         Some(DeviceProblem::Gone) => (
             "DeviceGone",
-            format!("the device '{device}' is not seen by this node any more: no Pod gets one of its slots"),
+            format!("this node no longer finds the device '{device}': no Pod gets one of its slots"),
         ),
         Some(DeviceProblem::Faulty) => (
             "DeviceFaulty",
@@ -197,7 +197,7 @@ mod tests {
         let duplicate = DeviceProblem::Duplicate("gpus".into());
         for (problem, reason, part) in [
             (None, "DeviceHealthy", "are offered"),
-            (Some(&DeviceProblem::Gone), "DeviceGone", "not seen"),
+            (Some(&DeviceProblem::Gone), "DeviceGone", "no longer finds"),
             (Some(&DeviceProblem::Faulty), "DeviceFaulty", "check the node's driver"),
             (Some(&foreign), "DeviceConflict", "as nvidia.com/gpu"),
             (Some(&duplicate), "DeviceConflict", "DeviceConfiguration 'gpus'"),

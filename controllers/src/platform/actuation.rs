@@ -226,7 +226,8 @@ async fn wait_for<T>(
 
 /// Completes once the pairing controller reports that an engine which it was ordered to start has failed.
 ///
-/// It would start the engine again for the same Pod. The decisions do so instead, with a Pod that may be elsewhere.
+/// The pairing controller would start the engine again for the same Pod. The fleet does so instead, perhaps with a Pod
+/// on another node.
 pub(super) async fn start_failure(context: &EngineContext, pod: &PodReceiver) -> FailureCause {
     let orders = context.shared.engine_orders.as_ref().filter(|_| context.placement.is_actuated_by_pairing());
     let (Some(orders), Some((_, requester))) = (orders, requester(pod)) else { return pending().await };

@@ -11,7 +11,10 @@
 use std::{sync::Arc, time::Duration};
 
 use rouse_net::http_client::HttpClientError;
-use tokio::time;
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time,
+};
 
 use super::{
     engine_steps::{self, StepOutcome},
@@ -26,9 +29,18 @@ const ANSWER_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Delay before the next announcement to a stub that did not answer.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
+/// Holds all confirmations back until the permit is dropped.
+///
+/// During a takeover the tasks of thousands of engines would otherwise contact their stubs before decisions begin.
+pub(super) async fn hold_back(confirmations: &Semaphore) -> Option<SemaphorePermit<'_>> {
+    let all = u32::try_from(MAX_CONCURRENT_CONFIRMATIONS).ok()?;
+    // Nothing closes the semaphore.
+    confirmations.acquire_many(all).await.ok()
+}
+
 /// Announces this leader to the engine's stub.
 ///
-/// Outcome: `Confirmed`, `Unauthorized`, or `Unanswered` if the stub must be asked again.
+/// Outcome: `Confirmed`, `Unauthorized`, or `Unanswered` if the stub must be queried again.
 pub(super) async fn confirm(context: Arc<EngineContext>, pod: PodReceiver) -> StepOutcome {
     // Nothing closes the semaphore.
     let permit = context.shared.confirmations.acquire().await;
@@ -86,6 +98,15 @@ mod tests {
     fn outcomes(error: StubClientError) -> [Option<StepOutcome>; 2] {
         let answer = Err(error);
         [classify(&answer, false), classify(&answer, true)]
+    }
+
+    #[tokio::test]
+    async fn no_confirmation_begins_while_they_are_held_back() {
+        let confirmations = Semaphore::new(MAX_CONCURRENT_CONFIRMATIONS);
+        let held = hold_back(&confirmations).await;
+        assert!(held.is_some() && confirmations.try_acquire().is_err());
+        drop(held);
+        assert_eq!(confirmations.available_permits(), MAX_CONCURRENT_CONFIRMATIONS);
     }
 
     #[test]

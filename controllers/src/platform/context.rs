@@ -22,7 +22,7 @@ use crate::{
     dual_pods::engine_orders::EngineOrders,
     index::{AcceleratorCapacities, ResolvedNode},
     ledger::{LocationError, PoolLedger, ReservationLocation},
-    metrics::MeterReadMetrics,
+    metrics::{MeterReadMetrics, TakeoverMetrics},
     status_inputs::StatusInputs,
     watch::InitialLists,
     workload::Sidecar,
@@ -50,6 +50,7 @@ pub(super) struct KubernetesContext {
     pub(super) failure: PlatformFailure,
     pub(super) dcgm: Option<Arc<DcgmClient>>,
     pub(super) readings: MeterReadMetrics,
+    pub(super) takeovers: TakeoverMetrics,
     /// Orders to the pairing controller; `None` if this gateway has none.
     pub(super) engine_orders: Option<EngineOrders>,
     pub(super) occupancy: Arc<OccupancyMap>,

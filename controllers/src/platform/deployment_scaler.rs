@@ -44,8 +44,8 @@ const MAX_DELETION_TRIES: u32 = 10;
 /// Maximum number of Deployments of a takeover that are written at once.
 ///
 /// A new leader writes each Deployment again, so that late writes of former leaders fail. Decisions must not wait for
-/// a thousand of these writes.
-pub(super) const MAX_CONCURRENT_REASSERTIONS: usize = 8;
+/// a thousand of these writes, nor share the API server with many of them.
+pub(super) const MAX_CONCURRENT_REASSERTIONS: usize = 4;
 
 /// The object's version before a write; `None` means that the scaler must look it up first.
 ///

@@ -34,7 +34,11 @@ use std::{
 };
 
 use k8s_openapi::api::core::v1::Pod;
-use rouse::{fleet::command::Command, model::EngineId, units::Generation};
+use rouse::{
+    fleet::command::Command,
+    model::EngineId,
+    units::{Generation, Tick},
+};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::JoinSet,
@@ -47,8 +51,11 @@ use self::{
     scaler_index::ScalerIndex,
 };
 use super::{
-    KubernetesContext, ModelPlacement, engine_task::EngineTaskCommand, ledger_writer::LedgerChange,
-    takeover::EngineReservation, work_queue::WorkQueue,
+    KubernetesContext, ModelPlacement,
+    engine_task::EngineTaskCommand,
+    ledger_writer::LedgerChange,
+    takeover::{EngineReservation, LedgerTakeover},
+    work_queue::WorkQueue,
 };
 use crate::{
     cache::{Subscription, TermDelta},
@@ -99,6 +106,10 @@ pub(super) struct EngineManager {
     tasks: JoinSet<()>,
     /// Epoch of the term, while this gateway leads.
     term: Option<u64>,
+    /// When this manager saw that the term, or the time without one, began.
+    term_since: Tick,
+    /// The takeover of this term's ledgers, until the takeover of the engines needs the outcome. Its drop ends it.
+    ledger_takeover: Option<LedgerTakeover>,
     /// The takeover of this term has begun.
     term_begun: bool,
     /// The takeover is complete, and the manager executes commands.
@@ -159,6 +170,8 @@ impl EngineManager {
             reserved: BTreeMap::new(),
             tasks: JoinSet::new(),
             term: None,
+            term_since: Tick(0),
+            ledger_takeover: None,
             term_begun: false,
             leading: false,
             orphans: BTreeMap::new(),
@@ -201,12 +214,15 @@ impl EngineManager {
             // A term that began meanwhile comes first: the change may be of that term already.
             if let Some(term) = terms.take_change() {
                 self.end_term().await;
-                self.term = term;
+                (self.term, self.term_since) = (term, shared.common.clock.now());
             }
             if let Some(TermDelta { epoch, delta }) = pod_change
                 && self.term == Some(epoch)
             {
                 self.apply(delta);
+            }
+            if self.can_prepare_term() {
+                self.prepare_term().await;
             }
             // A gateway that has not listed everything would take unseen Pods for gone.
             if let Some(epoch) = self.term.filter(|_| !self.term_begun && self.has_synced()) {

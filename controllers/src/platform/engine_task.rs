@@ -22,6 +22,7 @@ use rouse::{
 use rouse_platform::{
     engine_client::EngineClient,
     health::{self as health, InitialHealth},
+    poll_if_some,
 };
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -154,7 +155,7 @@ pub(super) async fn run(
                 context.report_pod_failure(&pod).await;
                 shutdown = Some(Box::pin(engine_steps::shut_down(Arc::clone(&context), pod.clone(), client.is_some())));
             }
-            () = poll_step(&mut shutdown) => break,
+            () = poll_if_some(&mut shutdown) => break,
             command = commands.recv() => match command {
                 None => return,
                 Some(_) if shutdown.is_some() => {}
@@ -187,7 +188,7 @@ pub(super) async fn run(
                     }
                 }
             },
-            done = poll_step(&mut starting) => {
+            done = poll_if_some(&mut starting) => {
                 starting = None;
                 match done {
                     // From here on this Pod belongs to this generation, which gets no other.
@@ -206,8 +207,8 @@ pub(super) async fn run(
                             let known = if answered { InitialHealth::Healthy } else { InitialHealth::Unconfirmed };
                             health_watch = Some(Box::pin(async move { health::watch_health(&contact, known).await }));
                         }
-                        if let Some(tenancy) = occupancy.clone().filter(|_| answered || usage_poll.is_none()) {
-                            usage_poll = Some(Box::pin(context.observe(&pod, tenancy, start)));
+                        if let Some(occupancy) = occupancy.clone().filter(|_| answered || usage_poll.is_none()) {
+                            usage_poll = Some(Box::pin(context.observe(&pod, occupancy, start)));
                         }
                     }
                     StepOutcome::Unauthorized => {
@@ -224,10 +225,10 @@ pub(super) async fn run(
                     StepOutcome::Asleep | StepOutcome::Failed => {}
                 }
             }
-            () = poll_step(&mut probe) => probe = None,
-            () = poll_step(&mut drain) => drain = None,
-            () = poll_step(&mut health_watch) => health_watch = None,
-            () = poll_step(&mut usage_poll) => usage_poll = None,
+            () = poll_if_some(&mut probe) => probe = None,
+            () = poll_if_some(&mut drain) => drain = None,
+            () = poll_if_some(&mut health_watch) => health_watch = None,
+            () = poll_if_some(&mut usage_poll) => usage_poll = None,
         }
     }
     drop((starting, probe, drain, health_watch, usage_poll, shutdown, occupancy));
@@ -355,13 +356,6 @@ pub(super) fn exit_cause(code: i32, signal: Option<i32>) -> FailureCause {
         (_, Some(signal)) => FailureCause::Killed(signal),
         (code, None) if code > SIGNALLED && code < SIGNALLED + 65 => FailureCause::Killed(code - SIGNALLED),
         (code, None) => FailureCause::Exited(code),
-    }
-}
-
-async fn poll_step<T>(work: &mut StepFuture<T>) -> T {
-    match work {
-        Some(work) => work.as_mut().await,
-        None => pending().await,
     }
 }
 

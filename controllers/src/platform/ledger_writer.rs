@@ -51,7 +51,7 @@ pub(super) enum LedgerChange {
     MarkAsleep { engine: ReservationOwner, sleeping_memory: SleepingMemory },
     /// The engine sleeps, and is declared to keep this much. If more is reserved for the sleeper, that was measured.
     AdoptAsleep { engine: ReservationOwner, declared: SleepingMemory },
-    /// The engine has been told to stop; its memory stays reserved.
+    /// The engine has been ordered to stop; its memory stays reserved.
     MarkReleasing { engine: ReservationOwner },
     /// The engine runs there: reserve its memory whether or not there is room.
     Adopt { request: ReservationRequest, location: Option<ReservationLocation> },

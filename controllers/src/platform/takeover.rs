@@ -1,9 +1,10 @@
 //! A new leader's takeover: adopts running engines and ends what belongs to no engine.
 //!
 //! 1. Write this leader's epoch into every pool's ledger: a late write of a former leader then fails on its version.
+//!    That begins with the term (`pools`), while the lists of Pods arrive.
 //! 2. Report each engine that a former leader bound to a Pod as `Adopted`. An engine that serves by all records
 //!    (`evidence`) is not asked first: its task confirms it after the takeover (`confirmation`). The others are queried
-//!    through their stubs, which obey the new epoch from then on.
+//!    through their stubs meanwhile, which obey the new epoch from then on.
 //! 3. Release the reservations of engines that do not exist.
 //!
 //! Then `AdoptionDone` is sent, and decisions begin.
@@ -15,6 +16,7 @@ mod evidence;
 mod pools;
 mod reservations;
 mod running;
+mod task;
 
 use std::sync::Arc;
 
@@ -24,28 +26,52 @@ use rouse::{
     units::{Generation, Tick},
 };
 
-use self::{reservations::EngineReservations, running::RunningEngine};
+use self::{reservations::EngineReservations, running::RunningEngine, task::TakeoverTask};
 use super::{
     KubernetesContext, engine_manager::EngineManager, engine_task::EngineTaskStart,
     ledger_writer::LedgerChange,
 };
 use crate::{condition::tick, crd::inference_model::EngineState};
 
-pub(super) use self::reservations::EngineReservation;
+pub(super) use self::{
+    pools::{LedgerTakeover, start as start_ledgers},
+    reservations::EngineReservation,
+};
 
-/// Maximum number of engines, or pools, that are queried at once.
-const MAX_CONCURRENT_CHECKS: usize = 64;
+/// What a takeover found.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TakeoverOutcome {
+    pub(super) pools: usize,
+    /// Engines that ran.
+    pub(super) engines: usize,
+    /// Those of them that did not serve by all records, and were asked.
+    pub(super) asked: usize,
+    /// When the last ledger was written.
+    pub(super) ledgers_taken: Tick,
+}
 
-pub(super) async fn take_over(manager: &mut EngineManager) {
+pub(super) async fn take_over(manager: &mut EngineManager, ledgers: LedgerTakeover) -> TakeoverOutcome {
     let shared = Arc::clone(&manager.shared);
-    let booked = EngineReservations::new(pools::stamp(&shared).await);
-    manager.send_all_learned().await;
-    let runs = running::find(&shared, &booked, manager.pods.values(), &manager.published).await;
-    for found in runs {
-        adopt(manager, &shared, &booked, found).await;
+    let taken = pools::finish(&shared, ledgers).await;
+    let booked = EngineReservations::new(taken.reservations);
+    let found = running::find(&shared, &booked, manager.pods.values(), &manager.published);
+    let (asked, serving): (Vec<_>, Vec<_>) = found.into_iter().partition(|running| running.asked);
+    let outcome = TakeoverOutcome {
+        pools: taken.pools.len(),
+        engines: asked.len() + serving.len(),
+        asked: asked.len(),
+        ledgers_taken: taken.at,
+    };
+    let answers = running::ask(&shared, asked);
+    for running in serving {
+        adopt(manager, &shared, &booked, running).await;
+    }
+    for running in answers.finish().await {
+        adopt(manager, &shared, &booked, running).await;
     }
     adopt_externals(manager, &shared).await;
     end_unadopted(manager, &shared, &booked).await;
+    outcome
 }
 
 async fn adopt(
@@ -78,7 +104,7 @@ async fn adopt(
         tracing::warn!(%engine, pod = %pod.name, "replacing the engine: its accelerators are not known");
         return manager.stop_unadopted(&placement, engine.replica, generation, Some(pod)).await;
     }
-    tracing::info!(%engine, pod = %pod.name, ready, asked, "engine adopted");
+    tracing::debug!(%engine, pod = %pod.name, ready, asked, "engine adopted");
     let accelerators = placement.accounts();
     let event = Event::Adopted {
         engine: engine.clone(),
@@ -98,8 +124,11 @@ async fn adopt(
     {
         // What the leader chose stays reserved, whatever a stub reports.
         let location = location.filter(|_| placement.location().is_none());
-        // The engine runs, whatever is reserved.
-        manager.change_pool_ledger(&pool, LedgerChange::Adopt { request, location });
+        // The engine runs, whatever is reserved. Nothing changes in a ledger that has all of this, and a change without
+        // a write would be a read before the pool's first decision.
+        if location.is_some() || !reservations.has(&request.engine, &pool) {
+            manager.change_pool_ledger(&pool, LedgerChange::Adopt { request, location });
+        }
         if let Some(level) = pod.asleep.filter(|_| sleeps) {
             let owner = placement.reservation_owner(engine.replica);
             let declared = placement.sleeping_memory(level);
@@ -201,10 +230,10 @@ async fn end_unadopted(
     manager.scale_down_orphans();
     manager.release_orphans();
     // Writing a Deployment's replica count gives up its unknown Pods.
-    for pod in manager.pods.values().cloned().collect::<Vec<_>>() {
-        if let Some(placement) = placements.of_pod(&pod) {
-            manager
-                .update_replicas(&placement.deployment_of(&pod.template_hash), Some(Arc::clone(placement)));
+    for labels in manager.pods.labels().cloned().collect::<Vec<_>>() {
+        if let Some(placement) = placements.of_labels(&labels.namespace, &labels.model, &labels.variant) {
+            let deployment = placement.deployment_of(&labels.template_hash);
+            manager.update_replicas(&deployment, Some(Arc::clone(placement)));
         }
     }
 }

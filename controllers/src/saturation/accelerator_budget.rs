@@ -4,7 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use rouse::saturation::{AcceleratorPool, RecordedTarget, VariantState};
+use rouse::{
+    model::VariantName,
+    saturation::{AcceleratorPool, VariantState},
+};
 
 use crate::index::ResolvedPool;
 
@@ -25,10 +28,10 @@ impl AcceleratorBudget {
     }
 
     /// Takes the accelerators of the engines that these targets add to what runs.
-    pub(super) fn take(&mut self, states: &[VariantState], targets: &[RecordedTarget]) {
+    pub(super) fn take(&mut self, states: &[VariantState], targets: &BTreeMap<VariantName, u32>) {
         for state in states {
-            let target = targets.iter().find(|target| target.variant == state.variant);
-            let added = target.map_or(0, |target| target.replicas.saturating_sub(state.current));
+            let target = targets.get(&state.variant);
+            let added = target.map_or(0, |target| target.saturating_sub(state.current));
             if let Some(free) = self.0.get_mut(&state.accelerator) {
                 *free = free.saturating_sub(added.saturating_mul(state.gpus.max(1)));
             }
@@ -36,15 +39,23 @@ impl AcceleratorBudget {
     }
 }
 
+/// Whether the number of the pool's accelerators is known. If only its memory is, the ledger alone limits its engines.
+pub(super) const fn is_counted(pool: &ResolvedPool) -> bool {
+    pool.slots.is_some() || pool.accelerators > 0 || pool.total.is_none()
+}
+
 /// Returns how many engines of one accelerator the pool can have awake. With slots: the slots of accelerators that may
 /// be used.
 fn capacity(pool: &ResolvedPool) -> u32 {
+    // The ledger grants nothing in such a pool, however many accelerators its nodes report.
+    if pool.total.is_none() {
+        return 0;
+    }
     if pool.slots.is_some() {
         let usable = pool.slot_accelerators.values().filter(|one| one.takes_pods && one.capacity.0 > 0);
         return usable.fold(0, |sum, one| sum.saturating_add(one.slots));
     }
-    // Only its memory is known, so it does not limit the number.
-    if pool.accelerators == 0 && pool.total.is_some() { u32::MAX } else { pool.accelerators }
+    if is_counted(pool) { pool.accelerators } else { u32::MAX }
 }
 
 #[cfg(test)]
@@ -105,9 +116,22 @@ mod tests {
     }
 
     #[test]
+    fn a_pool_that_grants_no_memory_has_no_free_accelerators() {
+        let mut budget = AcceleratorBudget::default();
+        budget.add_pool("no memory known", &pool(8, None), 0);
+        let mut overlapping = pool(1, None);
+        overlapping.slots = Some(PoolSlots { configuration: "gpus".into(), each: 3 });
+        let slot =
+            SlotAccelerator { node: "a".to_owned(), takes_pods: true, capacity: Bytes::gib(80), slots: 3 };
+        overlapping.slot_accelerators = BTreeMap::from([("a".into(), slot)]);
+        budget.add_pool("overlapping", &overlapping, 0);
+        assert_eq!(free(&budget), [("no memory known", 0), ("overlapping", 0)]);
+    }
+
+    #[test]
     fn what_one_model_takes_is_gone_for_the_next() {
         let mut budget = AcceleratorBudget::default();
-        budget.add_pool("H100", &pool(8, None), 0);
+        budget.add_pool("H100", &pool(8, Some(Bytes::gib(640))), 0);
         let state = |variant: &str, current, gpus| VariantState {
             variant: variant.into(),
             current,
@@ -115,14 +139,8 @@ mod tests {
             accelerator: "H100".to_owned(),
             ..VariantState::default()
         };
-        let target = |variant: &str, replicas| RecordedTarget {
-            variant: variant.into(),
-            replicas,
-            reason: String::new(),
-            decided: None,
-        };
         let states = [state("up", 1, 2), state("down", 3, 1), state("other", 0, 1)];
-        budget.take(&states, &[target("up", 3), target("down", 1)]);
+        budget.take(&states, &BTreeMap::from([("up".into(), 3), ("down".into(), 1)]));
         assert_eq!(free(&budget), [("H100", 4)]);
     }
 }

@@ -8,7 +8,7 @@ use rouse::{
     model::ModelName,
     saturation::{
         AwakeEngine, FleetLoad, MetricsAvailability, ModelLoad, ModelScaling, ReadingTimes, ReplicaMetrics,
-        ReplicaOrder, SaturationPolicy, ScalingInput, ScalingStep, replica_metrics,
+        ReplicaOrder, SaturationPolicy, ScalingInput, ScalingStep, hold_for_unread, replica_metrics,
     },
     units::Tick,
 };
@@ -25,6 +25,7 @@ use super::{
 };
 use crate::{
     crd::{inference_model::SaturationStatus, ledger::ObjectName},
+    failpoint,
     index::ServedModel,
     metrics::VariantLoad,
     prometheus_api::PrometheusError,
@@ -87,11 +88,12 @@ impl<D: DriverClient> SaturationController<D> {
         let (replicas, availability) = self.replicas(model.served, fleet, prometheus, now);
         let thresholds = self.index.thresholds_of(model);
         let sources = LoadSources { index: &self.index, tokens: &self.tokens };
-        let load = ModelLoad {
+        let mut load = ModelLoad {
             idle_for: unused_since.map(|since| now.since(since)),
             thresholds: thresholds.thresholds,
             ..sources.load(model, fleet, replicas)
         };
+        hold_for_unread(&mut load.states, &fleet.awake, &load.replicas, self.reading_times(), now);
         let name = model.name().clone();
         // A stored decision counts only for the first one of this leader.
         let stored = self.index.stored(model.object).filter(|_| !self.models.contains_key(&name)).cloned();
@@ -130,8 +132,11 @@ impl<D: DriverClient> SaturationController<D> {
             }
             self.peaks.peak(&engine.id, engine.generation, now)
         };
-        let times = ReadingTimes { interval: self.config.interval, window: self.config.window };
-        replica_metrics(&fleet.awake, times, now, peak)
+        replica_metrics(&fleet.awake, self.reading_times(), now, peak)
+    }
+
+    const fn reading_times(&self) -> ReadingTimes {
+        ReadingTimes { interval: self.config.interval, window: self.config.window }
     }
 
     /// Decides one model, and tells the fleet, the status and the metrics. `budget`: accelerators for further engines.
@@ -153,20 +158,19 @@ impl<D: DriverClient> SaturationController<D> {
             external,
             is_limited,
         } = model;
-        load.accelerators = is_limited.then(|| budget.pool());
+        if failpoint::is_unprotected(name.as_str()) {
+            self.models.remove(&name);
+            load.states.iter_mut().for_each(|state| state.pending = 0);
+        }
         let scaling = self.models.entry(name.clone()).or_insert_with(|| {
             ModelScaling::restored(stored.as_ref().map(status::recorded_targets).unwrap_or_default())
         });
-        let (loads, states) = (VariantLoad::of_variants(&load), load.states.clone());
+        let loads = VariantLoad::of_variants(&load);
         let input = ScalingInput { policy, load, fleet, availability: &availability, external };
-        let ScalingStep { orders, scaled, refused } = scaling.step(input, now);
+        let ScalingStep { orders, scaled, refused } = step(scaling, input, is_limited, budget, now);
         for ReplicaOrder { variant, replicas, reason } in orders {
             tracing::info!(model = %name, %variant, replicas, reason, "target of engines set");
             self.reader.driver.send_event(Event::Desired { model: name.clone(), variant, replicas, reason });
-        }
-        // What another autoscaler asks for, it asks for whatever these targets say.
-        if external.is_none() {
-            budget.take(&states, scaling.targets());
         }
         for (variant, direction) in scaled {
             self.metrics.scaled(&name, &object.namespace, variant.as_str(), direction);
@@ -178,4 +182,21 @@ impl<D: DriverClient> SaturationController<D> {
         self.metrics.set_model(&name, replicas);
         self.metrics.set_load(&name, loads, refused);
     }
+}
+
+/// Makes the step of one model, and takes the accelerators of what the fleet starts for it out of the budget.
+///
+/// That is done for a model without a limit, and for one whose number another autoscaler sets, too.
+fn step(
+    scaling: &mut ModelScaling,
+    mut input: ScalingInput<'_>,
+    is_limited: bool,
+    budget: &mut AcceleratorBudget,
+    now: Tick,
+) -> ScalingStep {
+    input.load.accelerators = is_limited.then(|| budget.pool());
+    let states = input.load.states.clone();
+    let step = scaling.step(input, now);
+    budget.take(&states, scaling.sent());
+    step
 }

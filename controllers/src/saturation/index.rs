@@ -13,7 +13,7 @@ use rouse::{
 };
 
 use super::{
-    accelerator_budget::AcceleratorBudget,
+    accelerator_budget::{AcceleratorBudget, is_counted},
     thresholds_config::{ModelThresholds, ThresholdsConfig},
     warm_nodes::WarmNodes,
 };
@@ -209,9 +209,12 @@ impl SaturationIndex {
 
     /// Returns the budget that engines of this pool count against: that of the type of its accelerators.
     ///
-    /// Without a type, or with several, the pool has one of its own.
+    /// Without a type, or with several, the pool has one of its own. So has a pool whose number of accelerators is
+    /// unknown: it would lift the limit of the others of its type.
     fn budget_of<'a>(&'a self, pool: &'a str) -> &'a str {
-        self.accelerators.get(pool).and_then(Option::as_deref).unwrap_or(pool)
+        let found = self.resolved.as_ref().and_then(|resolved| resolved.pools.get(pool));
+        let kind = self.accelerators.get(pool).and_then(Option::as_deref);
+        kind.filter(|_| found.is_some_and(is_counted)).unwrap_or(pool)
     }
 
     /// Returns the state of each variant, with the numbers of engines that the fleet has.
@@ -224,10 +227,8 @@ impl SaturationIndex {
             let warm = converted.zip(self.resolved.as_ref()).is_some_and(|(converted, resolved)| {
                 self.warm_nodes.can_take_one(&label, variant, converted, &resolved.nodes)
             });
-            let accelerator = match &variant.pool {
-                Some(pool) if model.is_limited() => Some(self.budget_of(pool)),
-                _ => self.accelerator(variant),
-            };
+            // Also where nothing limits the model: what it takes is gone for the others.
+            let accelerator = variant.pool.as_deref().map(|pool| self.budget_of(pool));
             Some(VariantState {
                 cost: converted.map_or(VariantState::DEFAULT_COST, |converted| converted.cost),
                 role: converted.map_or(Role::Both, |converted| converted.role),

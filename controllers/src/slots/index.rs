@@ -69,7 +69,7 @@ pub(super) struct IndexedConfiguration {
 #[derive(Debug)]
 struct RejectedObject {
     pod: RejectedPod,
-    /// What its kubelet said.
+    /// Message of its kubelet.
     message: String,
     seen: SeenObject,
 }
@@ -149,7 +149,7 @@ impl SlotsIndex {
         self.instances.totals(configuration)
     }
 
-    /// Returns what the fence of a write to a rejected Pod needs, and what its kubelet said.
+    /// Returns what the fence of a write to a rejected Pod needs, and the message of its kubelet.
     pub(super) fn rejected_pod(&self, pod: &RejectedPod) -> Option<(&SeenObject, &str)> {
         let name = ObjectName::new(pod.namespace.as_str(), pod.name.as_str());
         let known = self.rejected.get(&name).filter(|known| known.pod.uid == pod.uid)?;

@@ -64,7 +64,7 @@ pub(super) fn rejected(pod: &Pod) -> Option<RejectedPod> {
     })
 }
 
-/// Returns what the kubelet said about the Pod.
+/// Returns the kubelet's message about the Pod.
 pub(super) fn message(pod: &Pod) -> String {
     pod.status.as_ref().and_then(|status| status.message.clone()).unwrap_or_default()
 }

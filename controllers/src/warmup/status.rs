@@ -9,7 +9,7 @@ use rouse::{
     units::{Millis, Tick, pluralize},
     warmup::{
         ItemState, NodeReport, RecordError, RecordGroup, RecordState, WarmupPhase, WarmupProgress,
-        WarmupReason, WarmupRecord, WarmupReport,
+        WarmupReason, WarmupRecord, WarmupReport, WarmupSpecHash,
     },
 };
 use serde_json::{Value, json};
@@ -58,6 +58,8 @@ pub(super) fn status(
         phase: phase(progress.phase),
         target: target.or_else(|| before.and_then(|status| status.target.clone())),
         start_time: progress.start.map(time),
+        start_generation: i64::try_from(progress.start_generation).ok(),
+        spec_hash: progress.spec_hash.as_ref().map(ToString::to_string),
         completion_time: progress.completion.map(time),
         desired_node_num: report.desired,
         active_node_num: report.active,
@@ -96,9 +98,14 @@ pub(super) fn progress(name: &ObjectName, status: Option<&WarmupStatus>) -> Warm
         tracing::warn!(warmup = %name, %error, "the record of a Warmup's nodes cannot be read");
         WarmupRecord::default()
     });
+    let generation = |written: Option<i64>| written.and_then(|at| u64::try_from(at).ok());
+    let observed = generation(status.observed_generation).unwrap_or_default();
     WarmupProgress {
         phase: status.phase.map_or(WarmupPhase::New, read_phase),
-        generation: status.observed_generation.and_then(|at| u64::try_from(at).ok()).unwrap_or_default(),
+        generation: observed,
+        // An earlier version wrote none, and counted no Pod of an earlier generation.
+        start_generation: generation(status.start_generation).unwrap_or(observed),
+        spec_hash: status.spec_hash.as_deref().map(WarmupSpecHash::from),
         start: status.start_time.as_ref().map(tick),
         completion: status.completion_time.as_ref().map(tick),
         paused_since: status.paused_since.as_ref().map(tick),

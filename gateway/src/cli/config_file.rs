@@ -28,7 +28,7 @@ pub(super) fn write(path: &Path, text: &str, replace: bool) -> io::Result<()> {
 
 fn write_through(temporary: &Path, text: &str, path: &Path, replace: bool) -> io::Result<()> {
     let replaced = if replace { fs::metadata(path).ok() } else { None };
-    // The text may hold secrets: nobody may read it who may not read the old file.
+    // The text may hold secrets, so the new file gets no more readers than the old one.
     let mode = if replaced.is_some() { 0o600 } else { 0o666 };
     let mut file = File::options().write(true).create_new(true).mode(mode).open(temporary)?;
     file.write_all(text.as_bytes())?;

@@ -1,57 +1,39 @@
 //! Tests the driver's turns. Their cost must not grow with what a turn does not touch.
+//!
+//! This file has the harness, the routes, and the driver's readers and orders.
 
-use futures_util::FutureExt as _;
 use rouse::{
     driver::MAX_PLATFORM_EVENTS_PER_TURN,
-    engine::saturation_limit::MAX_LIMIT_AGE,
-    fault::Fault,
     fleet::{
         command::Command,
-        event::{AdoptedEngine, LearnedMeasurements, OperatorAction, PublishedEngine, PublishedEngineState},
-        quote::{LearnedTimes, TimeEstimate, WaitRange},
+        event::{AdoptedEngine, OperatorAction},
     },
     model::{
         Accelerator, AcceleratorId, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelName, ModelSpec,
+        SleepLevel,
     },
     sim::simulated_model,
     units::{Bytes, Generation, Tick},
 };
-use rouse_net::{
-    engine_load::EngineLoad,
-    lease::{Lease, TickClock},
-};
+use rouse_net::lease::{Lease, TickClock};
+use rouse_platform::{DriverClient as _, Platform};
 use tokio::time::Instant;
 
-use rouse_platform::{DriverClient as _, Platform};
-
-use super::{
-    handle::{MAX_IN_TRANSIT, REQUEST_QUEUE_CAPACITY},
-    *,
-};
+use super::*;
 use crate::{metrics::Metrics, routing::RouteTable};
 
+mod gates;
+mod parking;
+mod saturation;
+
 const MODELS: usize = 500;
-const START: Tick = Tick(1_000_000_000);
+pub(super) const START: Tick = Tick(1_000_000_000);
 
 /// Executes no command.
 struct InertPlatform;
 
 impl Platform for InertPlatform {
     fn submit(&self, _: Command) {}
-}
-
-/// Records its commands, and has stub gates.
-#[derive(Default)]
-struct StubGatePlatform(std::sync::Mutex<Vec<Command>>);
-
-impl Platform for StubGatePlatform {
-    fn submit(&self, command: Command) {
-        self.0.lock().unwrap().push(command);
-    }
-
-    fn has_stub_gates(&self) -> bool {
-        true
-    }
 }
 
 struct DriverHarness {
@@ -110,18 +92,7 @@ impl DriverHarness {
     }
 
     fn request(&self, n: usize) -> ParkRequest {
-        let arrived = self.handle.clock().now();
-        ParkRequest {
-            model: name(n),
-            band: 0,
-            key: String::new(),
-            client: 0,
-            arrived,
-            deadline: arrived + Millis::secs(60),
-            stream: true,
-            required_engine: None,
-            quoted: QuotedWait::default(),
-        }
+        park_request(n, self.handle.clock().now())
     }
 
     /// Receives without a turn. Returns how many waiters arrived and how many left.
@@ -137,19 +108,42 @@ impl DriverHarness {
     }
 }
 
+/// Returns a request that waits for this model for a minute.
+pub(super) fn park_request(n: usize, arrived: Tick) -> ParkRequest {
+    ParkRequest {
+        model: name(n),
+        band: 0,
+        key: String::new(),
+        client: 0,
+        arrived,
+        deadline: arrived + Millis::secs(60),
+        stream: true,
+        required_engine: None,
+        quoted: QuotedWait::default(),
+    }
+}
+
 fn configured(models: usize, awake: usize, priority: i32) -> Event {
-    let gpu = |n| Accelerator::new(gpu(n), Bytes::gib(24));
-    let accelerators = (0..awake).map(gpu).collect();
-    let models = (0..models).map(|n| model(n, if n == 7 { priority } else { 0 })).collect();
+    configured_with((0..models).map(|n| model(n, if n == 7 { priority } else { 0 })).collect(), awake)
+}
+
+/// Configures these models, and so many accelerators of 24 GiB.
+pub(super) fn configured_with(models: Vec<ModelSpec>, accelerators: usize) -> Event {
+    let accelerators = (0..accelerators).map(|n| Accelerator::new(gpu(n), Bytes::gib(24))).collect();
     let configuration = FleetConfig { settings: FleetSettings::default(), accelerators, models };
     Event::Configured { configuration: Box::new(configuration) }
 }
 
 fn adopted(n: usize) -> Event {
+    adopted_in(n, None)
+}
+
+/// Adopts an engine that is awake, or that sleeps at this level, on an accelerator of its own.
+pub(super) fn adopted_in(n: usize, asleep: Option<SleepLevel>) -> Event {
     let found = AdoptedEngine {
         address: ([127, 0, 0, 1], 9).into(),
         accelerators: vec![gpu(n)],
-        asleep: None,
+        asleep,
         ready: true,
         fingerprint: 1,
         last_lease_end: START,
@@ -172,7 +166,7 @@ fn model(n: usize, priority: i32) -> ModelSpec {
     }
 }
 
-fn name(n: usize) -> ModelName {
+pub(super) fn name(n: usize) -> ModelName {
     format!("model-{n:05}").into()
 }
 
@@ -181,7 +175,7 @@ fn gpu(n: usize) -> AcceleratorId {
 }
 
 #[tokio::test]
-async fn who_waits_and_is_granted_a_place_makes_nothing_anew_that_others_read() {
+async fn a_wait_and_a_grant_publish_no_new_routes_view_or_report() {
     let mut harness = DriverHarness::new(MODELS, 1);
     let (routes, view, report) = (harness.routes(), harness.handle.view(), harness.handle.report());
     let lease = harness.lease(0);
@@ -194,101 +188,6 @@ async fn who_waits_and_is_granted_a_place_makes_nothing_anew_that_others_read() 
     harness.step().await;
     assert!(Arc::ptr_eq(&routes, &harness.routes()));
     assert!(Arc::ptr_eq(&view, &harness.handle.view()) && Arc::ptr_eq(&report, &harness.handle.report()));
-}
-
-#[tokio::test]
-async fn a_report_of_a_saturated_engine_holds_requests_here_and_a_lower_one_lets_them_go() {
-    let mut harness = DriverHarness::new(1, 1);
-    let Event::Configured { mut configuration } = configured(1, 1, 0) else { unreachable!() };
-    configuration.models[0].max_concurrency = Some(9);
-    harness.turn([Event::Configured { configuration }]);
-    let endpoint = harness.routes().models.get(&name(0)).unwrap().endpoints[0].clone();
-    let clock = harness.handle.clock();
-    let report = |kv_use, waiting| {
-        let load = EngineLoad { kv_use: Some(kv_use), waiting: Some(waiting), running: None };
-        endpoint.activity.record_load(&load, clock.now());
-    };
-    let [first, _second] = [harness.lease(0), harness.lease(0)];
-    report(0.9, 1.0);
-    let _parked = [harness.park(0), harness.park(0)];
-    while harness.driver.core.fleet().waiting(&name(0)) < 2 {
-        harness.step().await;
-    }
-    harness.turn([]);
-    assert_eq!(
-        harness.driver.core.fleet().waiting(&name(0)),
-        2,
-        "the engine has as many requests as it may have"
-    );
-    drop(first);
-    harness.step().await;
-    assert_eq!(harness.driver.core.fleet().waiting(&name(0)), 1, "one has ended");
-    report(0.1, 0.0);
-    harness.step().await;
-    assert_eq!(harness.driver.core.fleet().waiting(&name(0)), 0);
-}
-
-#[tokio::test]
-async fn of_the_reports_of_a_saturated_engine_the_driver_takes_those_that_change_or_renew_its_limit() {
-    let mut harness = DriverHarness::new(1, 1);
-    let Event::Configured { mut configuration } = configured(1, 1, 0) else { unreachable!() };
-    configuration.models[0].max_concurrency = Some(9);
-    harness.turn([Event::Configured { configuration }]);
-    let endpoint = harness.routes().models.get(&name(0)).unwrap().endpoints[0].clone();
-    let _held = harness.lease(0);
-    harness.turn([]);
-    let begin = harness.handle.clock().now();
-    let report = |kv_use, waiting, now| {
-        let load = EngineLoad { kv_use: Some(kv_use), waiting: Some(waiting), running: None };
-        endpoint.activity.record_load(&load, now);
-    };
-    let is_woken = |harness: &DriverHarness| harness.driver.platform.gates.changed().now_or_never().is_some();
-    let event = |harness: &mut DriverHarness, now| {
-        let mut batch = Vec::new();
-        harness.driver.platform.gates.sample(&mut batch, true, now);
-        batch.into_iter().find_map(|event| match event {
-            Event::SaturationChanged { limit, .. } => Some(limit.map(|limit| (limit.leases, limit.until))),
-            _ => None,
-        })
-    };
-    is_woken(&harness);
-    report(0.9, 1.0, begin);
-    assert!(is_woken(&harness));
-    let until = begin + MAX_LIMIT_AGE;
-    assert_eq!(event(&mut harness, begin), Some(Some((Some(1), until))));
-
-    let second = begin + Millis::secs(2);
-    report(0.97, 2.0, second);
-    assert!(!is_woken(&harness), "the limit is as before");
-    assert_eq!(event(&mut harness, second), None);
-    let renewed = second + MAX_LIMIT_AGE;
-    assert_eq!(event(&mut harness, until), Some(Some((Some(1), renewed))), "the fleet's copy ends now");
-
-    let third = until + Millis(1);
-    report(0.97, 0.0, third);
-    assert!(is_woken(&harness), "the engine may have more");
-    assert_eq!(event(&mut harness, third), Some(Some((Some(6), third + MAX_LIMIT_AGE))));
-    report(0.1, 0.0, third);
-    assert!(is_woken(&harness));
-    assert_eq!(event(&mut harness, third), Some(None));
-}
-
-#[tokio::test]
-async fn an_engine_is_saturated_by_the_thresholds_of_its_model_also_after_a_reload() {
-    let mut harness = DriverHarness::new(1, 1);
-    let endpoint = harness.routes().models.get(&name(0)).unwrap().endpoints[0].clone();
-    let clock = harness.handle.clock();
-    let is_saturated = |kv_use| {
-        endpoint.activity.clear_load();
-        let load = EngineLoad { kv_use: Some(kv_use), waiting: Some(0.0), running: None };
-        endpoint.activity.record_load(&load, clock.now());
-        endpoint.activity.saturation().is_saturated(|| clock.now())
-    };
-    assert!(is_saturated(0.85) && !is_saturated(0.75));
-    let Event::Configured { mut configuration } = configured(1, 1, 0) else { unreachable!() };
-    configuration.models[0].saturation_thresholds.kv_cache = 0.95;
-    harness.turn([Event::Configured { configuration }]);
-    assert!(is_saturated(0.96) && !is_saturated(0.85));
 }
 
 #[tokio::test]
@@ -346,7 +245,7 @@ async fn a_reload_makes_anew_what_is_configured_otherwise() {
 }
 
 #[tokio::test]
-async fn the_gate_of_a_life_that_ended_is_kept_until_its_last_lease_is_gone() {
+async fn the_gate_of_an_ended_generation_is_kept_until_its_last_lease_is_gone() {
     let mut harness = DriverHarness::new(2, 1);
     let lease = harness.lease(0);
     let engine = EngineId::new(name(0), 0);
@@ -379,7 +278,7 @@ async fn gauges_show_the_last_turn_and_the_leases_of_now_whenever_they_are_asked
     let asked = harness.driver.requests.try_recv().unwrap();
     assert!(
         !harness.driver.handle_request(asked, &mut harness.batch),
-        "nor for what other gateways are told"
+        "nor for the demand that other gateways read"
     );
     let all = telling.await.unwrap();
     assert_eq!(all[&name(0)].in_flight, 1);
@@ -415,7 +314,7 @@ async fn what_is_shown_when_the_driver_has_ended_is_its_end() {
 }
 
 #[tokio::test]
-async fn an_order_is_judged_by_all_that_was_heard_before_it() {
+async fn an_order_is_validated_after_all_events_sent_before_it() {
     let mut harness = DriverHarness::new(1, 1);
     let handle = harness.handle.clone();
     handle.send_event(configured(2, 1, 0));
@@ -430,7 +329,7 @@ async fn an_order_is_judged_by_all_that_was_heard_before_it() {
 }
 
 #[tokio::test]
-async fn an_order_behind_more_events_than_a_turn_takes_is_judged_by_all_of_them() {
+async fn an_order_behind_more_events_than_a_turn_takes_is_validated_after_all_of_them() {
     const EVENTS: usize = 3 * MAX_PLATFORM_EVENTS_PER_TURN;
     let mut harness = DriverHarness::new(1, 1);
     let (sender, events) = mpsc::channel(EVENTS);
@@ -450,197 +349,4 @@ async fn an_order_behind_more_events_than_a_turn_takes_is_judged_by_all_of_them(
         tokio::task::yield_now().await;
     }
     order.await.unwrap().unwrap();
-}
-
-/// Parks a request. A granted lease is dropped at once.
-fn park_briefly(harness: &DriverHarness) -> tokio::task::JoinHandle<Result<(), Fault>> {
-    let (handle, request) = (harness.handle.clone(), harness.request(0));
-    tokio::spawn(async move { handle.park(request).await.map(drop) })
-}
-
-#[tokio::test]
-async fn what_waits_for_a_driver_that_is_held_up_is_bounded_and_none_of_it_is_lost() {
-    let mut harness = DriverHarness::new(1, 1);
-    let places = harness.driver.core.fleet().max_waiting() + MAX_IN_TRANSIT;
-    let mut parked: Vec<_> = (0..places + 5).map(|_| park_briefly(&harness)).collect();
-    while !parked[places..].iter().all(|request| request.is_finished()) {
-        tokio::task::yield_now().await;
-    }
-    for refused in parked.drain(places..) {
-        assert!(matches!(refused.await.unwrap(), Err(Fault::QueueFull { .. })));
-    }
-    assert_eq!(harness.driver.requests.len(), REQUEST_QUEUE_CAPACITY, "the others wait for room");
-    assert!(!parked.iter().any(|request| request.is_finished()));
-
-    // Of those that leave, the driver receives the ones that are in the channel.
-    let mut staying = parked.split_off(places / 2);
-    for request in &mut parked {
-        request.abort();
-        assert!(request.await.unwrap_err().is_cancelled());
-    }
-    let (mut arrived, mut left) = (0, 0);
-    while arrived < REQUEST_QUEUE_CAPACITY + staying.len() {
-        let counts = harness.receive().await;
-        (arrived, left) = (arrived + counts.0, left + counts.1);
-    }
-    assert_eq!((arrived, left), (REQUEST_QUEUE_CAPACITY + staying.len(), REQUEST_QUEUE_CAPACITY));
-
-    // Those that the driver knows keep their places until it has received that they left.
-    for request in &mut staying {
-        request.abort();
-        assert!(request.await.unwrap_err().is_cancelled());
-    }
-    let free = places - staying.len();
-    let next: Vec<_> = (0..=free).map(|_| park_briefly(&harness)).collect();
-    while !next[free].is_finished() {
-        tokio::task::yield_now().await;
-    }
-    assert!(!next[..free].iter().any(|request| request.is_finished()));
-    while left < REQUEST_QUEUE_CAPACITY + staying.len() {
-        left += harness.receive().await.1;
-    }
-    assert_eq!(left, REQUEST_QUEUE_CAPACITY + staying.len());
-    let request = harness.request(0);
-    assert!(harness.handle.park(request).now_or_never().is_none(), "there are places again");
-}
-
-#[tokio::test]
-async fn the_places_of_a_crowd_that_has_its_answers_are_all_released_without_a_turn() {
-    const CROWD: usize = 3 * MAX_REQUESTS_PER_TURN;
-    let mut harness = DriverHarness::new(1, 1);
-    let parked: Vec<_> = (0..CROWD).map(|_| park_briefly(&harness)).collect();
-    while harness.driver.requests.len() < CROWD {
-        tokio::task::yield_now().await;
-    }
-    while !harness.driver.requests.is_empty() {
-        harness.step().await;
-    }
-    harness.turn([Event::Shutdown { stop_engines: false }]);
-    for request in parked {
-        drop(request.await.unwrap());
-    }
-    harness.batch.clear();
-    assert!(!harness.driver.take_reports(&mut harness.batch), "nothing is left to decide");
-    let rest = harness.driver.shared.reports.take(&mut harness.batch, usize::MAX);
-    assert!(rest.is_empty(), "{} places are still taken", rest.len());
-}
-
-#[tokio::test]
-async fn what_waits_for_a_driver_that_has_ended_is_refused() {
-    let harness = DriverHarness::new(1, 1);
-    let parked: Vec<_> = (0..REQUEST_QUEUE_CAPACITY + 5).map(|_| park_briefly(&harness)).collect();
-    while harness.driver.requests.len() < REQUEST_QUEUE_CAPACITY {
-        tokio::task::yield_now().await;
-    }
-    let request = harness.request(0);
-    let DriverHarness { handle, driver, .. } = harness;
-    drop(driver);
-    for request in parked {
-        assert_eq!(request.await.unwrap(), Err(Fault::ShuttingDown));
-    }
-    assert_eq!(handle.park(request).await.map(drop), Err(Fault::ShuttingDown));
-    handle.send_event(Event::ApiServerChanged { answers: true });
-    handle.refresh().await;
-    let refused = handle.submit_order(name(0), OperatorAction::Stop).await.unwrap_err();
-    assert!(refused.contains("shutting down"), "{refused}");
-}
-
-fn published(state: PublishedEngineState) -> Event {
-    let engine = EngineId::new(name(0), 0);
-    let (address, accelerators) = (Some(([127, 0, 0, 1], 9).into()), vec![gpu(0)]);
-    let published =
-        PublishedEngine { state, address, fingerprint: 1, accelerators, since: START, failure: None };
-    Event::Published { engine, generation: Generation(1), published: Some(published) }
-}
-
-#[tokio::test]
-async fn the_gates_of_a_gateway_that_does_not_lead_are_as_is_published() {
-    let mut harness = DriverHarness::new(2, 1);
-    let gate = Arc::clone(&harness.routes().models.get(&name(0)).unwrap().endpoints[0].gate);
-    let lease = harness.lease(0);
-    harness.turn([Event::LeadershipChanged { leads: false }]);
-    assert!(gate.is_open(), "what was awake goes on serving");
-    harness.turn([published(PublishedEngineState::Draining)]);
-    assert!(harness.routes().models.get(&name(0)).unwrap().endpoints.is_empty() && !gate.is_open());
-    assert_eq!(gate.leases(), 1, "whoever is inside stays");
-    let waiting = harness.park(0);
-    harness.step().await;
-    assert!(!waiting.is_finished());
-    drop(lease);
-    harness.turn([published(PublishedEngineState::Awake)]);
-    drop(waiting.await.unwrap());
-    assert!(gate.is_open() && harness.routes().models.get(&name(0)).unwrap().endpoints.len() == 1);
-    harness.turn([Event::LeadershipChanged { leads: true }]);
-    assert!(gate.is_open() && harness.routes().ready, "and so does what is taken over");
-    harness.turn([adopted(0), Event::AdoptionDone]);
-    assert!(
-        Arc::ptr_eq(&gate, &harness.routes().models.get(&name(0)).unwrap().endpoints[0].gate)
-            && gate.is_open()
-    );
-}
-
-#[tokio::test]
-async fn a_gate_that_all_pass_is_moved_by_the_gateway_that_leads() {
-    let platform = Arc::new(StubGatePlatform::default());
-    let mut harness = DriverHarness::on(Arc::clone(&platform) as _, 2, 1);
-    let take_calls = || std::mem::take(&mut *platform.0.lock().unwrap());
-    assert!(matches!(take_calls()[..], [Command::OpenGate { .. }]));
-    let operation = harness.driver.shared.begin(name(0), OperatorAction::Stop);
-    harness.turn([Event::OperatorRequest { operation, model: name(0), action: OperatorAction::Stop }]);
-    assert!(matches!(take_calls()[..], [Command::CloseGate { .. }, Command::RevokeLeases { .. }]));
-    harness.turn([]);
-    assert!(take_calls().is_empty(), "whether it is drained the platform tells, for all who pass");
-    harness.turn([Event::LeadershipChanged { leads: false }]);
-    harness.turn([published(PublishedEngineState::Awake)]);
-    harness.turn([published(PublishedEngineState::Draining)]);
-    assert!(take_calls().is_empty(), "its own gate is nobody else's");
-    harness.driver.platform.gates.sample(&mut harness.batch, false, START);
-    assert!(matches!(harness.batch[..], [Event::Drained { .. }]), "{:?}", harness.batch);
-}
-
-/// Covers a stub that is drained while the gateway still sends the end of a stream.
-#[tokio::test]
-async fn what_the_platform_calls_drained_is_left_alone_until_who_is_inside_here_has_gone() {
-    let platform = Arc::new(StubGatePlatform::default());
-    let mut harness = DriverHarness::on(Arc::clone(&platform) as _, 2, 1);
-    let take_calls = || std::mem::take(&mut *platform.0.lock().unwrap());
-    let lease = harness.lease(0);
-    let operation = harness.driver.shared.begin(name(0), OperatorAction::Stop);
-    harness.turn([Event::OperatorRequest { operation, model: name(0), action: OperatorAction::Stop }]);
-    take_calls();
-    let (engine, generation) = (EngineId::new(name(0), 0), Generation(1));
-    harness.turn([Event::Drained { engine, generation }]);
-    assert!(take_calls().is_empty());
-    drop(lease);
-    harness.turn([]);
-    assert!(matches!(take_calls()[..], [Command::Stop { .. }]));
-}
-
-#[tokio::test]
-async fn a_request_that_waits_is_quoted_once_and_requests_read_its_wait_without_the_driver() {
-    let mut harness = DriverHarness::new(2, 1);
-    // The second model gets an accelerator of its own.
-    harness.turn([configured(2, 2, 0)]);
-    let known = TimeEstimate { mean: Millis::secs(40), deviation: Millis::secs(2) };
-    let times = LearnedTimes { start: Some(known), ..LearnedTimes::default() };
-    let learned = LearnedMeasurements { times, ..LearnedMeasurements::default() };
-    harness.turn([Event::MeasurementsRestored { model: name(1), variant: Default::default(), learned }]);
-    assert_eq!(harness.handle.expected_wait(&name(1)), None, "no request waits");
-    let (handle, request) = (harness.handle.clone(), harness.request(1));
-    let quoted = Arc::clone(&request.quoted);
-    let waiting = tokio::spawn(async move { drop(handle.park(request).await) });
-    tokio::task::yield_now().await;
-    harness.step().await;
-    let quote = quoted.get().copied().expect("a quote");
-    assert_eq!(quote.likely, Millis::secs(40));
-    let left = harness.handle.expected_wait(&name(1)).expect("it waits");
-    assert!(left.high <= quote.high && left.likely > Millis::secs(30), "{left:?}");
-    let handle = harness.handle.clone();
-    let listed = tokio::spawn(async move { handle.expected_waits().await });
-    tokio::task::yield_now().await;
-    assert!(harness.driver.receive(&mut harness.batch).now_or_never().is_none(), "it takes no turn");
-    let listed = listed.await.unwrap();
-    assert_eq!(listed.get(&name(0)).map(|forecast| forecast.range), Some(WaitRange::ZERO));
-    assert_eq!(listed.get(&name(1)).map(|forecast| forecast.range.likely), Some(Millis::secs(40)));
-    waiting.abort();
 }

@@ -160,13 +160,15 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::http::{NoopMetricsSink, RequestMetricsSink};
+    use crate::http::{NoopMetricsSink, request_context::RequestEnvironment};
 
     fn request(requests: &Rc<ActiveRequests>, id: &'static str) -> Rc<RequestContext> {
-        let metrics: Arc<dyn RequestMetricsSink> = Arc::new(NoopMetricsSink);
-        let clock = TickClock::new(Instant::now(), Tick(1000));
+        let environment = Arc::new(RequestEnvironment {
+            metrics_sink: Arc::new(NoopMetricsSink),
+            clock: TickClock::new(Instant::now(), Tick(1000)),
+        });
         let id = HeaderValue::from_static(id);
-        let context = RequestContext::new(&metrics, clock, Instant::now(), id, "chat");
+        let context = RequestContext::new(&environment, Instant::now(), id, "chat");
         context.set_model(&"m".into());
         context.set_active(requests.add(&context));
         context

@@ -16,15 +16,12 @@
 //! 4 KiB): 84 KiB, usually 6 KiB. So 1000 waiting requests hold 84 MiB at most beside `limits.bodyTotal`.
 
 use std::{
-    future::poll_fn,
     mem,
-    pin::{Pin, pin},
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    task::Poll,
-    time::Duration,
 };
 
 use bytes::Bytes;
@@ -36,9 +33,14 @@ use rouse::{
     units::{self, Bytes as Size},
 };
 use rouse_net::{
-    openai::routing_fields::MAX_ON_CORE_BYTES as LARGE, server::RequestBodyError, yield_to_reactor,
+    openai::routing_fields::MAX_ON_CORE_BYTES as LARGE,
+    server::{
+        RequestBodyError,
+        body_rate::{MinRateTimer, RATE_WINDOW},
+    },
+    yield_to_reactor,
 };
-use tokio::{runtime::Handle, time::Instant};
+use tokio::runtime::Handle;
 
 use rouse_config::ApiLimits;
 
@@ -46,13 +48,8 @@ mod client_body;
 
 pub(crate) use client_body::ClientBody;
 
-/// The window over which a body must keep up with `limits.bodyRate`.
-const RATE_WINDOW: Duration = Duration::from_secs(5);
-
 /// One client may hold this fraction of `limits.bodyTotal`, but always one body of the maximum size.
 const CLIENT_SHARE_DIVISOR: u64 = 4;
-/// The fraction of its held bytes by which a body must grow each second, on top of `limits.bodyRate`.
-const BUFFERED_RATE_DIVISOR: u64 = 1000;
 
 /// The bytes of one body that a core reads before it yields to other tasks.
 const MAX_BYTES_PER_TURN: usize = 256 << 10;
@@ -94,8 +91,8 @@ where
     }
     let mut body = pin!(body);
     let (mut whole, mut turn) = (BodyBuffer::Empty, 0);
-    let mut pace = MinRateTimer::new(limits.body_rate);
-    while let Some(frame) = pace.next(body.frame(), charge.bytes).await? {
+    let mut rate = MinRateTimer::new(limits.body_rate, RATE_WINDOW);
+    while let Some(frame) = rate.next(body.frame(), charge.bytes).await.map_err(|_| too_slow(limits))? {
         let Ok(data) = frame.map_err(|error| body_error_fault(&error))?.into_data() else {
             continue;
         };
@@ -209,61 +206,6 @@ impl Drop for MappedBody {
     }
 }
 
-/// Fails a body that arrives too slowly. A fast start earns no credit, or one burst would buy hours. The timer exists
-/// only once a body has made the reader wait.
-struct MinRateTimer {
-    min_rate: u64,
-    window: Duration,
-    /// When the current window began. The first window begins with the first wait.
-    window_start: Option<Instant>,
-    bytes_at_window_start: u64,
-    timer: Option<Pin<Box<tokio::time::Sleep>>>,
-}
-
-impl MinRateTimer {
-    fn new(least: units::Bytes) -> Self {
-        Self {
-            min_rate: least.0,
-            window: RATE_WINDOW,
-            window_start: None,
-            bytes_at_window_start: 0,
-            timer: None,
-        }
-    }
-
-    async fn next<F: Future>(&mut self, frame: F, so_far: u64) -> Result<F::Output, Fault> {
-        let mut frame = pin!(frame);
-        if let Poll::Ready(ready) = poll_fn(|cx| Poll::Ready(frame.as_mut().poll(cx))).await {
-            return Ok(ready);
-        }
-        loop {
-            let since = *self.window_start.get_or_insert_with(Instant::now);
-            let timer =
-                self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(since + self.window)));
-            tokio::select! {
-                biased;
-                ready = &mut frame => return Ok(ready),
-                () = timer.as_mut() => {
-                    // A rate of 0 disables the check, however many bytes are held.
-                    let least = if self.min_rate == 0 { 0 } else { self.min_rate + so_far / BUFFERED_RATE_DIVISOR };
-                    let now = Instant::now();
-                    let wanted = (now - since).as_millis() * u128::from(least) / 1000;
-                    if u128::from(so_far - self.bytes_at_window_start) < wanted {
-                        return Err(Fault::RequestTimeout {
-                            what: format!(
-                                "the body arrived slower than limits.bodyRate ({}/s) plus a thousandth of the received bytes per second",
-                                units::Bytes(self.min_rate)
-                            ),
-                        });
-                    }
-                    (self.window_start, self.bytes_at_window_start) = (Some(now), so_far);
-                    timer.as_mut().reset(now + self.window);
-                }
-            }
-        }
-    }
-}
-
 impl BodyByteCounter {
     /// Adds bytes and returns the new count.
     fn add(&self, bytes: u64) -> u64 {
@@ -300,13 +242,22 @@ impl Drop for BodyBytesGuard {
     }
 }
 
+fn too_slow(limits: &ApiLimits) -> Fault {
+    Fault::RequestTimeout {
+        what: format!(
+            "the body arrived slower than limits.bodyRate ({}/s) plus a thousandth of the received bytes per second",
+            limits.body_rate
+        ),
+    }
+}
+
 /// Maps a body error: a body that ends early or is reset by HTTP/2 is a disconnect, and an undecodable body is a bad
 /// request.
 fn body_error_fault(error: &(dyn std::error::Error + 'static)) -> Fault {
     let malformed = std::iter::successors(Some(error), |e| e.source()).find_map(|e| {
         match e.downcast_ref::<RequestBodyError>() {
             Some(RequestBodyError::Malformed(reason)) => Some(*reason),
-            Some(RequestBodyError::Disconnected) | None => None,
+            Some(RequestBodyError::Disconnected | RequestBodyError::ExchangeEnded) | None => None,
         }
     });
     match malformed {

@@ -86,13 +86,18 @@ pub struct FinishedRequest<'a> {
     pub bytes_out: u64,
 }
 
+/// What all requests report to and measure with. Shared, because each open stream holds a reference.
+pub(crate) struct RequestEnvironment {
+    pub(crate) metrics_sink: Arc<dyn RequestMetricsSink>,
+    pub(crate) clock: TickClock,
+}
+
 pub(crate) struct RequestContext {
-    metrics_sink: Arc<dyn RequestMetricsSink>,
-    clock: TickClock,
+    environment: Arc<RequestEnvironment>,
     pub(crate) id: HeaderValue,
     pub(crate) route: &'static str,
     pub(crate) arrived: Tick,
-    model: RefCell<Option<ModelName>>,
+    model: OnceCell<ModelName>,
     model_metrics: OnceCell<Arc<ModelMetrics>>,
     key_name: OnceCell<Arc<str>>,
     phase: Cell<DisconnectPhase>,
@@ -104,44 +109,59 @@ pub(crate) struct RequestContext {
     active: OnceCell<ActiveRequestGuard>,
     /// The request's permit among its client's, if a trusted proxy sent the request.
     client_permit: OnceCell<Box<RequestPermit>>,
+    /// Set once the response's head was sent.
     status: Cell<Option<u16>>,
-    code: Cell<Option<&'static str>>,
-    wait: Cell<Option<WaitBreakdown>>,
-    /// Set when the request first parks.
-    quoted_wait: OnceCell<QuotedWait>,
-    parked_for: Cell<Option<Millis>>,
-    first_byte: Cell<Option<Millis>>,
-    body_received_at: Cell<Option<Instant>>,
+    /// From arrival to the response's head; only meaningful with a `status`.
+    first_byte: Cell<Millis>,
+    exceptions: OnceCell<Box<ExceptionFacts>>,
     forwarded_at_once: Cell<bool>,
-    added_micros: Cell<Option<u64>>,
-    retries: Cell<u32>,
+    own_latency: Cell<OwnLatency>,
     bytes_in: Cell<u64>,
     bytes_out: Cell<u64>,
     /// The client disconnected while the gateway read its body.
     client_left: Cell<bool>,
     is_complete: Cell<bool>,
-    /// When the request ended, if the caller had just read the clock.
-    ended_at: Cell<Option<Instant>>,
+    /// When the request ended, if the caller had just read the clock; `Tick(0)` if not.
+    ended_at: Cell<Tick>,
     /// Set when telemetry records this request.
     recorder: OnceCell<Box<RefCell<RequestRecorder>>>,
 }
 
+/// Facts of a request that parked, was retried or failed. Most requests and their streams have none.
+#[derive(Default)]
+struct ExceptionFacts {
+    code: Cell<Option<&'static str>>,
+    wait: Cell<Option<WaitBreakdown>>,
+    /// Set when the request first parks.
+    quoted_wait: OnceCell<QuotedWait>,
+    parked_for: Cell<Option<Millis>>,
+    retries: Cell<u32>,
+}
+
+/// The gateway's own latency for a request that did not park.
+#[derive(Clone, Copy, Default)]
+enum OwnLatency {
+    #[default]
+    Unknown,
+    /// The body was complete at this moment, and no engine has the request.
+    Since(Instant),
+    Micros(u64),
+}
+
 impl RequestContext {
     pub(crate) fn new(
-        meter: &Arc<dyn RequestMetricsSink>,
-        clock: TickClock,
+        environment: &Arc<RequestEnvironment>,
         arrived: Instant,
         id: HeaderValue,
         route: &'static str,
     ) -> Rc<Self> {
-        let arrived = clock.tick_at(arrived);
+        let arrived = environment.clock.tick_at(arrived);
         Rc::new(Self {
-            metrics_sink: Arc::clone(meter),
-            clock,
+            environment: Arc::clone(environment),
             id,
             route,
             arrived,
-            model: RefCell::default(),
+            model: OnceCell::new(),
             model_metrics: OnceCell::new(),
             key_name: OnceCell::new(),
             phase: Cell::new(DisconnectPhase::Connecting),
@@ -150,22 +170,26 @@ impl RequestContext {
             active: OnceCell::new(),
             client_permit: OnceCell::new(),
             status: Cell::new(None),
-            code: Cell::new(None),
-            wait: Cell::new(None),
-            quoted_wait: OnceCell::new(),
-            parked_for: Cell::new(None),
-            first_byte: Cell::new(None),
-            body_received_at: Cell::new(None),
+            first_byte: Cell::default(),
+            exceptions: OnceCell::new(),
             forwarded_at_once: Cell::new(false),
-            added_micros: Cell::new(None),
-            retries: Cell::new(0),
+            own_latency: Cell::default(),
             bytes_in: Cell::new(0),
             bytes_out: Cell::new(0),
             client_left: Cell::new(false),
             is_complete: Cell::new(false),
-            ended_at: Cell::new(None),
+            ended_at: Cell::default(),
             recorder: OnceCell::new(),
         })
+    }
+
+    /// The place for facts of a request that does not go straight to an engine.
+    fn exceptions(&self) -> &ExceptionFacts {
+        self.exceptions.get_or_init(Box::default)
+    }
+
+    fn now(&self) -> Tick {
+        self.environment.clock.now()
     }
 
     pub(crate) fn set_recorder(&self, recorder: Option<RequestRecorder>) {
@@ -201,7 +225,7 @@ impl RequestContext {
         let before = self.phase.replace(phase);
         // The head of a stream that waited went out long before. For any other, `head_sent` follows with the time.
         if phase == DisconnectPhase::Streaming && before != phase && self.status.get().is_some() {
-            self.phase_began.set(self.clock.now());
+            self.phase_began.set(self.now());
         }
         self.with_recorder(|recorder| recorder.enter_phase(phase));
     }
@@ -222,10 +246,10 @@ impl RequestContext {
     }
 
     pub(crate) fn set_model(&self, model: &ModelName) {
-        if let Some(metrics) = self.metrics_sink.model_resolved(model) {
+        if let Some(metrics) = self.environment.metrics_sink.model_resolved(model) {
             self.model_metrics.get_or_init(|| metrics);
         }
-        *self.model.borrow_mut() = Some(model.clone());
+        self.model.get_or_init(|| model.clone());
     }
 
     /// Keeps the request's place among those that its core is serving.
@@ -268,7 +292,7 @@ impl RequestContext {
 
     /// The request's model. `None` until it is known.
     pub(crate) fn model_name(&self) -> Option<ModelName> {
-        self.model.borrow().clone()
+        self.model.get().cloned()
     }
 
     /// Records the name of the request's key.
@@ -280,9 +304,9 @@ impl RequestContext {
     pub(crate) fn body_received(&self, bytes: usize) -> Tick {
         let now = Instant::now();
         self.bytes_in.set(bytes as u64);
-        self.body_received_at.set(Some(now));
+        self.own_latency.set(OwnLatency::Since(now));
         self.with_recorder(RequestRecorder::body_received);
-        let now = self.clock.tick_at(now);
+        let now = self.environment.clock.tick_at(now);
         self.phase_began.set(now);
         now
     }
@@ -295,9 +319,11 @@ impl RequestContext {
     /// Records that the request goes to an engine.
     pub(crate) fn forwarded(&self, now: Instant) {
         // Only the first time: later time is not the gateway's own work.
-        if self.forwarded_at_once.take() {
-            let added = self.body_received_at.get().map(|at| now.duration_since(at).as_micros());
-            self.added_micros.set(added.and_then(|micros| u64::try_from(micros).ok()));
+        if self.forwarded_at_once.take()
+            && let OwnLatency::Since(at) = self.own_latency.get()
+        {
+            let micros = u64::try_from(now.duration_since(at).as_micros());
+            self.own_latency.set(micros.map_or(OwnLatency::Unknown, OwnLatency::Micros));
         }
     }
 
@@ -306,25 +332,26 @@ impl RequestContext {
     }
 
     pub(crate) fn set_wait(&self, waited: WaitBreakdown) {
-        self.wait.set(Some(waited));
+        self.exceptions().wait.set(Some(waited));
     }
 
     /// The place for the quote of the request's wait, which is that of its first arrival in the queue.
     pub(crate) fn quoted_wait(&self) -> QuotedWait {
-        Arc::clone(self.quoted_wait.get_or_init(QuotedWait::default))
+        Arc::clone(self.exceptions().quoted_wait.get_or_init(QuotedWait::default))
     }
 
     /// The expected wait at the request's arrival in the queue, if it parked and one was quoted.
     pub(super) fn expected_wait(&self) -> Option<WaitRange> {
-        self.quoted_wait.get()?.get().copied()
+        self.exceptions.get()?.quoted_wait.get()?.get().copied()
     }
 
     pub(crate) fn wait(&self) -> Option<WaitBreakdown> {
-        self.wait.get()
+        self.exceptions.get()?.wait.get()
     }
 
     pub(crate) fn retried(&self) {
-        self.retries.set(self.retries.get() + 1);
+        let retries = &self.exceptions().retries;
+        retries.set(retries.get() + 1);
     }
 
     pub(crate) fn record_fault(&self, fault: &Fault) {
@@ -334,13 +361,13 @@ impl RequestContext {
             return;
         }
         log_fault(fault, &self.id);
-        self.code.set(Some(openai::error::code(fault)));
+        self.set_code(openai::error::code(fault));
         self.record_failed_attempt(openai::error::code(fault));
     }
 
     /// Records a code for a failure that is not a fault of the gateway.
     pub(crate) fn set_code(&self, code: &'static str) {
-        self.code.set(Some(code));
+        self.exceptions().code.set(Some(code));
     }
 
     /// Records how many of the model's engines are ejected now. `more`: this request caused an ejection.
@@ -356,7 +383,7 @@ impl RequestContext {
     /// Records that the client's connection has the response's head.
     pub(crate) fn head_sent(&self, status: u16, now: Tick) {
         self.status.set(Some(status));
-        self.first_byte.set(Some(now.since(self.arrived)));
+        self.first_byte.set(now.since(self.arrived));
         if self.phase.get() == DisconnectPhase::Streaming {
             self.phase_began.set(now);
         }
@@ -371,11 +398,11 @@ impl RequestContext {
     /// Like [`Self::set_complete`], with the end time `now`, so the drop need not read the clock.
     pub(crate) fn set_complete_at(&self, now: Instant) {
         self.set_complete();
-        self.ended_at.set(Some(now));
+        self.ended_at.set(self.environment.clock.tick_at(now));
     }
 
     pub(crate) fn since_arrival(&self) -> Millis {
-        self.clock.now().since(self.arrived)
+        self.now().since(self.arrived)
     }
 
     /// Starts a guard that measures the time parked.
@@ -384,7 +411,7 @@ impl RequestContext {
         if let Some(metrics) = self.model_metrics.get() {
             metrics.add_parked(1);
         }
-        let since = self.clock.now();
+        let since = self.now();
         self.phase_began.set(since);
         ParkedTimer { context: Rc::clone(self), since }
     }
@@ -416,10 +443,11 @@ pub(crate) struct ParkedTimer {
 
 impl Drop for ParkedTimer {
     fn drop(&mut self) {
-        let before = self.context.parked_for.get().unwrap_or_default();
-        let now = self.context.clock.now();
+        let parked_for = &self.context.exceptions().parked_for;
+        let before = parked_for.get().unwrap_or_default();
+        let now = self.context.now();
         self.context.phase_began.set(now);
-        self.context.parked_for.set(Some(Millis(before.0 + now.since(self.since).0)));
+        parked_for.set(Some(Millis(before.0 + now.since(self.since).0)));
         if let Some(metrics) = self.context.model_metrics.get() {
             metrics.add_parked(-1);
         }
@@ -429,30 +457,35 @@ impl Drop for ParkedTimer {
 impl Drop for RequestContext {
     fn drop(&mut self) {
         let left_in_phase = (!self.is_complete.get()).then(|| self.phase.get());
-        let waited = self.wait.get();
+        // Not boxed: nearly no request has any.
+        let no_exceptions = ExceptionFacts::default();
+        let exceptions = self.exceptions.get().map_or(&no_exceptions, AsRef::as_ref);
         let finished = FinishedRequest {
             route: self.route,
             model: self.model_metrics.get().map(AsRef::as_ref),
             status: left_in_phase.map_or_else(|| self.status.get().unwrap_or(500), |_| 499),
-            code: self.code.get(),
+            code: exceptions.code.get(),
             left_in_phase,
-            cold_start: waited.and_then(|waited| waited.cold_start),
-            parked_for: self.parked_for.get(),
-            first_byte: self.first_byte.get(),
-            duration: self
-                .ended_at
-                .get()
-                .map_or_else(|| self.clock.now(), |at| self.clock.tick_at(at))
-                .since(self.arrived),
-            added_micros: self.added_micros.get(),
-            retries: self.retries.get(),
+            cold_start: exceptions.wait.get().and_then(|waited| waited.cold_start),
+            parked_for: exceptions.parked_for.get(),
+            first_byte: self.status.get().map(|_| self.first_byte.get()),
+            duration: match self.ended_at.get() {
+                Tick(0) => self.now(),
+                ended_at => ended_at,
+            }
+            .since(self.arrived),
+            added_micros: match self.own_latency.get() {
+                OwnLatency::Micros(micros) => Some(micros),
+                OwnLatency::Unknown | OwnLatency::Since(_) => None,
+            },
+            retries: exceptions.retries.get(),
             bytes_in: self.bytes_in.get(),
             bytes_out: self.bytes_out.get(),
         };
         if let Some(metrics) = finished.model {
             metrics.add_tokens(self.tokens.get());
         }
-        self.metrics_sink.request_finished(&finished);
+        self.environment.metrics_sink.request_finished(&finished);
         let Some(recorder) = self.recorder.take() else { return };
         let outcome = RequestOutcome {
             id: Some(self.id.clone()),

@@ -20,7 +20,7 @@ use rouse_controllers::{
     crd::ledger::ObjectName,
     metrics::{
         ActuationPath, DeviceSlotGauges, EngineBindingLabels, LauncherPhase, MeterSource, ModelReplicas,
-        VariantLoad, VariantReplicas, WarmSetGauge, WarmupNodeGauges,
+        TakeoverTimes, VariantLoad, VariantReplicas, WarmSetGauge, WarmupNodeGauges,
     },
 };
 
@@ -197,6 +197,8 @@ fn used() -> Metrics {
     warmup.attempt_ended(None, Millis(1_200));
     let slots = DeviceSlotGauges { devices: 1, free: 2, used: 1, unused: 0 };
     metrics.controllers().slots.set(&"camera".into(), slots);
+    let times = TakeoverTimes::new(Tick(1_000), Tick(2_000), Tick(1_500), Tick(2_500));
+    metrics.controllers().takeover.set(times);
     let duals = &metrics.controllers().dual_pods;
     duals.observe_actuation("chat", ActuationPath::Hot, Some("m"), Millis(120));
     duals.observe_launcher_creation("chat", "l", true, Millis(20));

@@ -1,6 +1,7 @@
 //! Limits the connections of a client address and the offences that it may commit.
 
 use std::{
+    cell::Cell,
     collections::HashMap,
     net::{IpAddr, Ipv6Addr},
     sync::{Arc, Mutex, PoisonError},
@@ -38,23 +39,16 @@ struct AddressUsage {
     body_bytes: Arc<BodyByteCounter>,
 }
 
-/// One connection's permit, counted until its drop.
+/// One connection's permit, counted until its release or its drop.
 pub(super) struct ConnectionPermit {
     address: IpAddr,
+    is_released: Cell<bool>,
     body_bytes: Arc<BodyByteCounter>,
     limiter: Arc<AddressLimiter>,
 }
 
 /// The permit of one request that a trusted proxy sent, counted as a connection of its client until its drop.
 pub(crate) struct RequestPermit(ConnectionPermit);
-
-/// A handle of one connection to the counters of its address.
-#[derive(Clone)]
-pub(crate) struct AddressUsageHandle {
-    address: IpAddr,
-    body_bytes: Arc<BodyByteCounter>,
-    limiter: Arc<AddressLimiter>,
-}
 
 /// What an address has too many of, so that it gets no further connection now, or no further request through a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -120,7 +114,12 @@ impl AddressLimiter {
             return Err(ConnectionRefusal::Connections);
         }
         open.connections += 1;
-        Ok(ConnectionPermit { address, body_bytes: Arc::clone(&open.body_bytes), limiter: Arc::clone(self) })
+        Ok(ConnectionPermit {
+            address,
+            is_released: Cell::new(false),
+            body_bytes: Arc::clone(&open.body_bytes),
+            limiter: Arc::clone(self),
+        })
     }
 
     /// Counts a request of this client as one of its connections. The limits are those of connections.
@@ -144,25 +143,16 @@ impl RequestPermit {
 
     /// The body bytes held by the client's address.
     pub(crate) fn body_bytes(&self) -> Arc<BodyByteCounter> {
-        Arc::clone(&self.0.body_bytes)
+        self.0.body_bytes()
     }
 
     pub(crate) fn record_offence(&self) {
-        self.0.usage_handle().record_offence();
+        self.0.record_offence();
     }
 }
 
 impl ConnectionPermit {
-    pub(super) fn usage_handle(&self) -> AddressUsageHandle {
-        AddressUsageHandle {
-            address: self.address,
-            body_bytes: Arc::clone(&self.body_bytes),
-            limiter: Arc::clone(&self.limiter),
-        }
-    }
-}
-
-impl AddressUsageHandle {
+    /// The body bytes held by the address.
     pub(super) fn body_bytes(&self) -> Arc<BodyByteCounter> {
         Arc::clone(&self.body_bytes)
     }
@@ -170,10 +160,12 @@ impl AddressUsageHandle {
     pub(super) fn record_offence(&self) {
         self.limiter.offences.observe(&self.address, 1);
     }
-}
 
-impl Drop for ConnectionPermit {
-    fn drop(&mut self) {
+    /// Stops counting the connection. Later calls have no effect.
+    pub(super) fn release(&self) {
+        if self.is_released.replace(true) {
+            return;
+        }
         let mut open = self.limiter.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(usage) = open.get_mut(&self.address) {
             usage.connections -= 1;
@@ -181,6 +173,12 @@ impl Drop for ConnectionPermit {
                 open.remove(&self.address);
             }
         }
+    }
+}
+
+impl Drop for ConnectionPermit {
+    fn drop(&mut self) {
+        self.release();
     }
 }
 
@@ -209,7 +207,11 @@ mod tests {
         assert_eq!(addresses.admit(here, &limits(1, 0)).err(), Some(ConnectionRefusal::Connections));
         assert!(addresses.admit(here, &limits(2, 0)).is_ok(), "a limit that was raised holds at once");
         assert!(addresses.admit("10.0.0.2".parse().unwrap(), &limits(1, 0)).is_ok());
+        place.release();
+        let next = addresses.admit(here, &limits(1, 0)).unwrap();
         drop(place);
+        assert!(addresses.admit(here, &limits(1, 0)).is_err(), "a place is given back once");
+        drop(next);
         assert!(addresses.admit(here, &limits(1, 0)).is_ok());
     }
 
@@ -219,7 +221,7 @@ mod tests {
         let (here, there) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
         let connection = addresses.admit(here, &limits(2, 0)).unwrap();
         let request = addresses.admit_request(here, &limits(2, 0)).unwrap();
-        assert!(Arc::ptr_eq(&request.body_bytes(), &connection.usage_handle().body_bytes()));
+        assert!(Arc::ptr_eq(&request.body_bytes(), &connection.body_bytes()));
         let refusal = addresses.admit_request(here, &limits(2, 0)).err();
         assert_eq!(refusal, Some(ConnectionRefusal::Requests));
         assert!(addresses.admit_request(there, &limits(2, 0)).is_ok());
@@ -249,7 +251,7 @@ mod tests {
         let place = addresses.admit(here, &limits(9, 3)).unwrap();
         for _ in 0..4 {
             assert!(addresses.admit(here, &limits(9, 3)).is_ok());
-            place.usage_handle().record_offence();
+            place.record_offence();
         }
         assert_eq!(addresses.admit(here, &limits(9, 3)).err(), Some(ConnectionRefusal::Offences));
         assert_eq!(ConnectionRefusal::Offences.retry_after(), Millis::secs(10));
@@ -263,7 +265,7 @@ mod tests {
         for here in ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"] {
             let here: IpAddr = here.parse().unwrap();
             let place = addresses.admit(here, &limits(9, 1)).unwrap();
-            (0..9).for_each(|_| place.usage_handle().record_offence());
+            (0..9).for_each(|_| place.record_offence());
             assert!(addresses.admit(here, &limits(9, 1)).is_ok(), "{here}");
         }
     }

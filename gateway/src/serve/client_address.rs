@@ -47,8 +47,6 @@ pub(super) enum ConnectionSource {
     Client(ConnectionPermit),
     /// The connection of a trusted proxy, whose requests count against their own clients.
     Proxy { sends_header: bool },
-    /// A connection from the admin API, which counts against nothing.
-    Operator,
 }
 
 /// Why a connection ended before its client was known.
@@ -75,41 +73,39 @@ impl ConnectionSource {
         limiter.admit(peer.ip(), &config.limits).map(Self::Client)
     }
 
-    /// Records on the socket what its requests count against.
-    pub(super) fn register(&self, socket: &ClientSocket, limiter: &Arc<AddressLimiter>) {
+    /// Records on the socket what its requests count against. Returns whether a header that is still to be read decides
+    /// that instead: call [`resolve_proxy_header`] then.
+    pub(super) fn register(self, socket: &ClientSocket, limiter: &Arc<AddressLimiter>) -> bool {
         match self {
-            Self::Client(permit) => socket.set_address_usage(permit.usage_handle()),
+            Self::Client(permit) => socket.set_permit(permit),
             Self::Proxy { sends_header: false } => socket.set_proxy_limiter(Arc::clone(limiter)),
-            // Known once the header is read, or never.
-            Self::Proxy { sends_header: true } | Self::Operator => {}
+            Self::Proxy { sends_header: true } => return true,
         }
+        false
     }
+}
 
-    /// Reads the header that begins the connection of a proxy, if it sends one. Afterwards the socket's peer is the
-    /// address that the header names.
-    pub(super) async fn resolve(
-        self,
-        worker: &WorkerContext,
-        limiter: &Arc<AddressLimiter>,
-        socket: &ClientSocket,
-    ) -> Result<Self, UnknownSource> {
-        let Self::Proxy { sends_header: true } = self else { return Ok(self) };
-        // Boxed, so that a connection keeps no memory for a header that it has read.
-        let client = Box::pin(receive_header(worker, socket)).await?;
-        let config = worker.server.config.load();
-        let source = match client {
-            Some(client) => {
-                socket.set_peer(client);
-                match Self::accepted(client, &config, limiter).map_err(UnknownSource::Refused)? {
-                    Self::Proxy { .. } => Self::Proxy { sends_header: false },
-                    known => known,
-                }
+/// Reads the header that begins a proxy's connection, and records what the connection's requests count against.
+/// Afterwards the socket's peer is the address that the header names.
+pub(super) async fn resolve_proxy_header(
+    worker: &WorkerContext,
+    limiter: &Arc<AddressLimiter>,
+    socket: &ClientSocket,
+) -> Result<(), UnknownSource> {
+    let client = receive_header(worker, socket).await?;
+    let config = worker.server.config.load();
+    let source = match client {
+        Some(client) => {
+            socket.set_peer(client);
+            match ConnectionSource::accepted(client, &config, limiter).map_err(UnknownSource::Refused)? {
+                ConnectionSource::Proxy { .. } => ConnectionSource::Proxy { sends_header: false },
+                known @ ConnectionSource::Client(_) => known,
             }
-            None => Self::Proxy { sends_header: false },
-        };
-        source.register(socket, limiter);
-        Ok(source)
-    }
+        }
+        None => ConnectionSource::Proxy { sends_header: false },
+    };
+    source.register(socket, limiter);
+    Ok(())
 }
 
 /// Reads the PROXY protocol header. `None`: the header names no client, so the proxy itself is.

@@ -27,7 +27,10 @@ use hyper::{
     service::{HttpService, service_fn},
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use rouse::fault::Fault;
+use rouse::{
+    fault::Fault,
+    units::{Bytes, Millis},
+};
 use rouse_config::ApiLimits;
 use rouse_net::{
     openai,
@@ -36,7 +39,7 @@ use rouse_net::{
         deadlines::IdleState, last_response,
     },
 };
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep};
 
 use super::{
     ShutdownStage,
@@ -103,6 +106,24 @@ where
     }
 }
 
+/// Why a connection is over before its protocol is known. Smaller than [`ConnectionEnd`], since the connection's future
+/// holds it.
+enum NegotiationEnd {
+    /// As [`ConnectionEnd::NotStarted`].
+    NotStarted,
+    /// As [`ConnectionEnd::SlowHead`].
+    SlowHead,
+}
+
+impl From<NegotiationEnd> for ConnectionEnd {
+    fn from(end: NegotiationEnd) -> Self {
+        match end {
+            NegotiationEnd::NotStarted => Self::NotStarted,
+            NegotiationEnd::SlowHead => Self::SlowHead,
+        }
+    }
+}
+
 /// The detected protocol of a connection.
 enum DetectedProtocol {
     Http1,
@@ -110,31 +131,56 @@ enum DetectedProtocol {
     Plaintext,
 }
 
+/// The limits that a connection needs for its whole life.
+#[derive(Clone, Copy, Debug)]
+struct ConnectionLimits {
+    /// `limits.header`.
+    header: Bytes,
+    /// `limits.headerRead`.
+    header_read: Millis,
+    /// `limits.connectionIdle`.
+    connection_idle: Millis,
+    /// `limits.clientStall`.
+    client_stall: Millis,
+}
+
+impl From<&ApiLimits> for ConnectionLimits {
+    fn from(limits: &ApiLimits) -> Self {
+        let ApiLimits { header, header_read, connection_idle, client_stall, .. } = *limits;
+        Self { header, header_read, connection_idle, client_stall }
+    }
+}
+
 /// Serves the connection until it is over. `handshakes`: the connection begins with a TLS handshake.
-pub(super) async fn serve(
+///
+/// Returns a block instead of being an `async fn`, which would hold its arguments twice; so do [`http1`] and [`drive`].
+/// Every byte of this future is a byte of each idle connection.
+pub(super) fn serve(
     worker: &Rc<WorkerContext>,
     socket: &Rc<ClientSocket>,
     handshakes: Option<&HandshakePool>,
-) {
-    let limits = worker.server.config.load().limits;
-    // The work before the first request and after the last one is boxed, so an open stream carries no memory for it.
-    let opened = Box::pin(negotiate_protocol(worker, socket, &limits, handshakes)).await;
-    let end = match opened {
-        Err(end) => end,
-        Ok(DetectedProtocol::Plaintext) => ConnectionEnd::Plaintext,
-        Ok(DetectedProtocol::Http2) => Box::pin(http2(worker, socket, &limits)).await,
-        Ok(DetectedProtocol::Http1) => http1(worker, socket, &limits).await,
-    };
-    Box::pin(close_connection(worker, socket, &limits, &end)).await;
+) -> impl Future<Output = ()> {
+    let limits = ConnectionLimits::from(&worker.server.config.load().limits);
+    async move {
+        // The work before the first request and after the last one is boxed, so that it takes no memory in between.
+        let opened = Box::pin(negotiate_protocol(worker, socket, &limits, handshakes)).await;
+        let end = match opened {
+            Err(end) => ConnectionEnd::from(end),
+            Ok(DetectedProtocol::Plaintext) => ConnectionEnd::Plaintext,
+            Ok(DetectedProtocol::Http2) => Box::pin(http2(worker, socket, &limits)).await,
+            Ok(DetectedProtocol::Http1) => http1(worker, socket, &limits).await,
+        };
+        Box::pin(close_connection(worker, socket, &limits, &end)).await;
+    }
 }
 
 /// Detects the protocol, or returns why the connection ended before that.
 async fn negotiate_protocol(
     worker: &WorkerContext,
     socket: &ClientSocket,
-    limits: &ApiLimits,
+    limits: &ConnectionLimits,
     handshakes: Option<&HandshakePool>,
-) -> Result<DetectedProtocol, ConnectionEnd> {
+) -> Result<DetectedProtocol, NegotiationEnd> {
     let step = Cell::new((Instant::now(), TIMER_GRANULARITY));
     let is_http2 = tokio::time::timeout(
         limits.header_read.duration(),
@@ -155,16 +201,16 @@ async fn negotiate_protocol(
     let negotiated = tokio::select! {
         biased;
         begun = is_http2 => begun,
-        () = stalled => return Err(ConnectionEnd::NotStarted),
+        () = stalled => return Err(NegotiationEnd::NotStarted),
     };
     match negotiated {
-        Err(_) => Err(ConnectionEnd::SlowHead),
+        Err(_) => Err(NegotiationEnd::SlowHead),
         Ok(Err(error)) => {
             tracing::debug!(%error, "connection failed before its first request");
             if tls::is_client_offence(&error) {
                 socket.record_offence();
             }
-            Err(ConnectionEnd::NotStarted)
+            Err(NegotiationEnd::NotStarted)
         }
         Ok(Ok(protocol)) => Ok(protocol),
     }
@@ -216,7 +262,11 @@ async fn detect_protocol(
     }
 }
 
-async fn http1(worker: &Rc<WorkerContext>, socket: &Rc<ClientSocket>, limits: &ApiLimits) -> ConnectionEnd {
+fn http1<'a>(
+    worker: &Rc<WorkerContext>,
+    socket: &'a Rc<ClientSocket>,
+    limits: &'a ConnectionLimits,
+) -> impl Future<Output = ConnectionEnd> {
     let http1_limits = Http1Limits {
         max_head_bytes: usize::try_from(limits.header.0).unwrap_or(usize::MAX),
         max_headers: MAX_HEADERS,
@@ -227,11 +277,15 @@ async fn http1(worker: &Rc<WorkerContext>, socket: &Rc<ClientSocket>, limits: &A
     let service = move |request: Request<Http1RequestBody<ClientSocket>>| {
         respond(&core, &peer, request.map(ClientBody::Http1))
     };
-    let mut connection = Http1Connection::new(Rc::clone(socket), service, http1_limits, pool, dates);
-    drive(&mut connection, socket, limits).await
+    let connection = Http1Connection::new(Rc::clone(socket), service, http1_limits, pool, dates);
+    drive(connection, socket, limits)
 }
 
-async fn http2(worker: &Rc<WorkerContext>, socket: &Rc<ClientSocket>, limits: &ApiLimits) -> ConnectionEnd {
+async fn http2(
+    worker: &Rc<WorkerContext>,
+    socket: &Rc<ClientSocket>,
+    limits: &ConnectionLimits,
+) -> ConnectionEnd {
     socket.set_multiplexed();
     let (peer, core) = (Rc::clone(socket), Rc::clone(worker));
     let service = service_fn(move |request: Request<Incoming>| {
@@ -246,7 +300,7 @@ async fn http2(worker: &Rc<WorkerContext>, socket: &Rc<ClientSocket>, limits: &A
         // A slow client slows its engine; it does not fill the gateway's memory.
         .max_send_buf_size(64 << 10)
         .serve_connection(TokioIo::new(socket.io()), service);
-    drive(&mut Box::pin(connection), socket, limits).await
+    drive(Box::pin(connection), socket, limits).await
 }
 
 /// Answers one request of either protocol. The head is handled before the returned future is polled.
@@ -325,17 +379,32 @@ where
 }
 
 /// Polls the connection and checks its deadlines until it is over.
-async fn drive(
-    connection: &mut impl ServerConnection,
-    socket: &ClientSocket,
-    limits: &ApiLimits,
-) -> ConnectionEnd {
-    let mut deadlines = ConnectionDeadlines::new(limits, socket);
-    let mut timer = pin!(tokio::time::sleep(limits.header_read.duration()));
-    poll_fn(|cx| {
+fn drive<'a>(
+    connection: impl ServerConnection,
+    socket: &'a ClientSocket,
+    limits: &'a ConnectionLimits,
+) -> impl Future<Output = ConnectionEnd> {
+    let mut driven = DrivenConnection { connection, deadlines: ConnectionDeadlines::new(limits, socket) };
+    async move {
+        let mut timer = pin!(tokio::time::sleep(driven.deadlines.first_timeout()));
+        poll_fn(|cx| driven.poll(timer.as_mut(), cx)).await
+    }
+}
+
+/// A connection beside its deadlines.
+struct DrivenConnection<'a, C> {
+    connection: C,
+    deadlines: ConnectionDeadlines<'a>,
+}
+
+impl<C: ServerConnection> DrivenConnection<'_, C> {
+    /// Ready when the connection is over.
+    fn poll(&mut self, timer: Pin<&mut Sleep>, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
+        let Self { connection, deadlines } = self;
         if let Poll::Ready(end) = connection.poll(cx) {
             return Poll::Ready(end);
         }
+        let socket = deadlines.socket();
         if connection.is_reading_head() {
             socket.note_head_started();
         }
@@ -347,7 +416,7 @@ async fn drive(
             // The connection may be over at once.
             cx.waker().wake_by_ref();
         }
-        match deadlines.poll(timer.as_mut(), cx) {
+        match deadlines.poll(timer, cx) {
             // A GOAWAY shows a client that sends another request at this moment whether the request was accepted.
             Poll::Ready(ConnectionEnd::Idle) if socket.is_multiplexed() && deadlines.request_close() => {
                 connection.close();
@@ -356,8 +425,7 @@ async fn drive(
             }
             end => end,
         }
-    })
-    .await
+    }
 }
 
 /// Whether the gateway ended the connection because its client violated HTTP/2: invalid frames, or floods of resets. A
@@ -373,7 +441,7 @@ fn is_http2_violation(error: &hyper::Error) -> bool {
 async fn close_connection(
     worker: &WorkerContext,
     socket: &ClientSocket,
-    limits: &ApiLimits,
+    limits: &ConnectionLimits,
     end: &ConnectionEnd,
 ) {
     if let Some(fault) = final_fault(socket, limits, end) {
@@ -405,7 +473,7 @@ async fn close_connection(
 }
 
 /// The error that the client gets at the end of its connection, if any.
-fn final_fault(socket: &ClientSocket, limits: &ApiLimits, end: &ConnectionEnd) -> Option<Fault> {
+fn final_fault(socket: &ClientSocket, limits: &ConnectionLimits, end: &ConnectionEnd) -> Option<Fault> {
     let invalid = |message: String| Some(Fault::InvalidRequest { message, param: None });
     if socket.write_blocked_since().is_some() {
         // The error would land in the middle of a response that is still stuck.

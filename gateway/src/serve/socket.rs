@@ -10,6 +10,7 @@ use std::{
     io,
     net::SocketAddr,
     pin::Pin,
+    ptr,
     rc::{Rc, Weak},
     sync::Arc,
     task::{Context, Poll, Waker, ready},
@@ -26,7 +27,7 @@ use tokio::{
 
 use super::{
     ShutdownStage,
-    address_limiter::{AddressLimiter, AddressUsageHandle},
+    address_limiter::{AddressLimiter, ConnectionPermit},
     balance::CoreLoadHandle,
     stream::ClientStream,
 };
@@ -44,27 +45,40 @@ pub(crate) struct ClientSocket {
     stream: RefCell<ClientStream>,
     /// Bytes that were read to recognise the protocol.
     peeked: PeekedBytes,
-    multiplexed: Cell<bool>,
+    /// Set over HTTP/2.
+    multiplexed: OnceCell<Box<MultiplexedState>>,
     exchanges: Cell<u32>,
     /// The exchanges that have handed something to the client and were not polled since.
     awaiting_client: Cell<u32>,
-    /// When that last changed for any exchange, or some handed bytes were written.
-    last_progress: Cell<Instant>,
     idle_state: Cell<IdleState>,
-    flush_notifies: RefCell<Vec<Rc<FlushNotify>>>,
-    streaming_bodies: RefCell<Vec<Weak<StreamingBody>>>,
+    /// The streaming body of HTTP/1.1, which has at most one.
+    streaming_body: RefCell<Weak<StreamingBody>>,
     stage: Cell<ShutdownStage>,
     task: RefCell<Option<Waker>>,
     /// The key that the client last presented.
     pub(crate) auth_cache: AuthCache,
-    /// The key of all requests of a connection that comes from the admin API.
-    operator_key: OnceCell<Arc<ApiKey>>,
     peer: Cell<Option<SocketAddr>>,
-    address_usage: OnceCell<AddressUsageHandle>,
-    /// Set on a trusted proxy's connection, whose requests count against their own clients.
-    proxy_limiter: OnceCell<Arc<AddressLimiter>>,
+    account: OnceCell<ConnectionAccount>,
     /// The core to whose load the exchanges count.
     core_load: OnceCell<Rc<CoreLoadHandle>>,
+}
+
+/// State of a connection that may have several exchanges at a time.
+struct MultiplexedState {
+    flush_notifies: RefCell<Vec<Rc<FlushNotify>>>,
+    streaming_bodies: RefCell<Vec<Weak<StreamingBody>>>,
+    /// When [`ClientSocket::awaiting_client`] last changed for any exchange, or some handed bytes were written.
+    last_progress: Cell<Instant>,
+}
+
+/// What the requests of a connection count against.
+enum ConnectionAccount {
+    /// The connection's client.
+    Client(ConnectionPermit),
+    /// Their own clients, since a trusted proxy sends them.
+    Proxy(Arc<AddressLimiter>),
+    /// Nothing: the connection comes from the admin API, and all requests have this key.
+    Operator(Arc<ApiKey>),
 }
 
 /// Counts an exchange from the call of the service until the response's body is dropped.
@@ -88,12 +102,11 @@ pub(crate) struct FlushNotify {
 impl FlushNotify {
     /// Returns whether the flush is done. If not, wakes the task when it is.
     pub(crate) fn poll(self: &Rc<Self>, socket: &ClientSocket, cx: &Context<'_>) -> bool {
-        if self.done.get() {
-            return true;
-        }
+        // HTTP/1.1's connection asks again only when everything is written.
+        let Some(multiplexed) = socket.multiplexed.get().filter(|_| !self.done.get()) else { return true };
         *self.waker.borrow_mut() = Some(cx.waker().clone());
         if !self.requested.replace(true) {
-            socket.flush_notifies.borrow_mut().push(Rc::clone(self));
+            multiplexed.flush_notifies.borrow_mut().push(Rc::clone(self));
             // Everything may be written already, and nothing else would make hyper flush.
             if let Some(task) = &*socket.task.borrow() {
                 task.wake_by_ref();
@@ -108,20 +121,16 @@ impl ClientSocket {
         Rc::new(Self {
             stream: RefCell::new(ClientStream::plain(stream)),
             peeked: PeekedBytes::default(),
-            multiplexed: Cell::new(false),
+            multiplexed: OnceCell::new(),
             exchanges: Cell::new(0),
             awaiting_client: Cell::new(0),
-            last_progress: Cell::new(Instant::now()),
             idle_state: Cell::new(IdleState::NoRequest { since: Instant::now() }),
-            flush_notifies: RefCell::default(),
-            streaming_bodies: RefCell::default(),
+            streaming_body: RefCell::default(),
             stage: Cell::new(stage),
             task: RefCell::default(),
             auth_cache: AuthCache::default(),
-            operator_key: OnceCell::new(),
             peer: Cell::new(None),
-            address_usage: OnceCell::new(),
-            proxy_limiter: OnceCell::new(),
+            account: OnceCell::new(),
             core_load: OnceCell::new(),
         })
     }
@@ -142,26 +151,44 @@ impl ClientSocket {
 
     /// Makes this key the one of all requests: the connection comes from the admin API, which has let them in.
     pub(super) fn set_operator_key(&self, key: Arc<ApiKey>) {
-        self.operator_key.set(key).unwrap_or_default();
+        self.account.set(ConnectionAccount::Operator(key)).unwrap_or_default();
     }
 
     pub(crate) fn operator_key(&self) -> Option<&Arc<ApiKey>> {
-        self.operator_key.get()
+        match self.account.get() {
+            Some(ConnectionAccount::Operator(key)) => Some(key),
+            _ => None,
+        }
     }
 
-    /// Sets the address that [`Self::record_offence`] counts against.
-    pub(crate) fn set_address_usage(&self, usage: AddressUsageHandle) {
-        self.address_usage.set(usage).unwrap_or_default();
+    /// Sets the permit of the connection's client, against whose address [`Self::record_offence`] counts.
+    pub(super) fn set_permit(&self, permit: ConnectionPermit) {
+        self.account.set(ConnectionAccount::Client(permit)).unwrap_or_default();
+    }
+
+    /// Releases the client's permit: the connection is over.
+    pub(super) fn release_permit(&self) {
+        self.permit().inspect(|permit| permit.release());
+    }
+
+    fn permit(&self) -> Option<&ConnectionPermit> {
+        match self.account.get() {
+            Some(ConnectionAccount::Client(permit)) => Some(permit),
+            _ => None,
+        }
     }
 
     /// Makes the connection that of a trusted proxy: each of its requests counts against its own client.
     pub(super) fn set_proxy_limiter(&self, limiter: Arc<AddressLimiter>) {
-        self.proxy_limiter.set(limiter).unwrap_or_default();
+        self.account.set(ConnectionAccount::Proxy(limiter)).unwrap_or_default();
     }
 
     /// The limiter of the requests' clients, on a trusted proxy's connection.
     pub(crate) fn proxy_limiter(&self) -> Option<&Arc<AddressLimiter>> {
-        self.proxy_limiter.get()
+        match self.account.get() {
+            Some(ConnectionAccount::Proxy(limiter)) => Some(limiter),
+            _ => None,
+        }
     }
 
     /// Sets the core to whose load the exchanges count.
@@ -171,12 +198,12 @@ impl ClientSocket {
 
     /// The body bytes held by the client's address.
     pub(crate) fn body_bytes(&self) -> Option<Arc<BodyByteCounter>> {
-        self.address_usage.get().map(AddressUsageHandle::body_bytes)
+        self.permit().map(ConnectionPermit::body_bytes)
     }
 
     /// Counts an offence: an action that only a broken or hostile client takes.
     pub(crate) fn record_offence(&self) {
-        if let Some(offender) = self.address_usage.get() {
+        if let Some(offender) = self.permit() {
             offender.record_offence();
         }
     }
@@ -200,7 +227,7 @@ impl ClientSocket {
     pub(crate) fn begin_exchange(self: &Rc<Self>, now: Instant) -> ConnectionExchangeGuard {
         self.exchanges.set(self.exchanges.get() + 1);
         self.core_load.get().inspect(|core| core.exchange_started());
-        self.last_progress.set(now);
+        self.note_progress(now);
         ConnectionExchangeGuard {
             socket: Rc::clone(self),
             awaiting_client: Cell::new(false),
@@ -213,15 +240,17 @@ impl ClientSocket {
     }
 
     /// Since when no exchange has progressed, if all open exchanges wait for the client alone. For HTTP/2, where a
-    /// stream without a window waits forever and blocks no write.
+    /// stream without a window waits forever and blocks no write. `None` over HTTP/1.1.
     pub(crate) fn all_stalled_since(&self) -> Option<Instant> {
-        let open = self.exchanges.get();
-        (open > 0 && self.awaiting_client.get() == open).then(|| self.last_progress.get())
+        let (open, state) = (self.exchanges.get(), self.multiplexed.get()?);
+        (open > 0 && self.awaiting_client.get() == open).then(|| state.last_progress.get())
     }
 
     /// Records that the client read something, or lost unread data.
     pub(crate) fn note_progress(&self, now: Instant) {
-        self.last_progress.set(now);
+        if let Some(state) = self.multiplexed.get() {
+            state.last_progress.set(now);
+        }
     }
 
     /// The state between exchanges. Meaningful while no exchange is open.
@@ -243,32 +272,71 @@ impl ClientSocket {
     }
 
     pub(crate) fn set_multiplexed(&self) {
-        self.multiplexed.set(true);
-        self.idle_state.set(IdleState::KeepAlive { since: Instant::now() });
+        let now = Instant::now();
+        self.multiplexed.get_or_init(|| {
+            Box::new(MultiplexedState {
+                flush_notifies: RefCell::default(),
+                streaming_bodies: RefCell::default(),
+                last_progress: Cell::new(now),
+            })
+        });
+        self.idle_state.set(IdleState::KeepAlive { since: now });
     }
 
     pub(crate) fn is_multiplexed(&self) -> bool {
-        self.multiplexed.get()
+        self.multiplexed.get().is_some()
     }
 
-    /// Watches this body for stalls while it lasts.
+    /// Watches this body for stalls until [`Self::unwatch_body`].
     pub(crate) fn watch_body(&self, streaming_body: &Rc<StreamingBody>) {
-        let mut lives = self.streaming_bodies.borrow_mut();
-        lives.retain(|streaming_body| streaming_body.strong_count() > 0);
-        if lives.is_empty() {
-            // HTTP/1.1 never has two.
-            lives.reserve_exact(1);
+        let streaming_body = Rc::downgrade(streaming_body);
+        match self.multiplexed.get() {
+            None => *self.streaming_body.borrow_mut() = streaming_body,
+            Some(state) => state.streaming_bodies.borrow_mut().push(streaming_body),
         }
-        lives.push(Rc::downgrade(streaming_body));
+    }
+
+    /// Forgets a body at its end. Otherwise a reference to it would keep its memory on the idle connection.
+    pub(crate) fn unwatch_body(&self, ended: &StreamingBody) {
+        let is_ended = |body: &Weak<StreamingBody>| ptr::eq(body.as_ptr(), ended);
+        // While a list is read, its reader owns the bodies too, so none of them ends.
+        if let Ok(mut body) = self.streaming_body.try_borrow_mut()
+            && is_ended(&body)
+        {
+            *body = Weak::new();
+        }
+        if let Some(state) = self.multiplexed.get()
+            && let Ok(mut bodies) = state.streaming_bodies.try_borrow_mut()
+            && let Some(at) = bodies.iter().position(is_ended)
+        {
+            bodies.swap_remove(at);
+        }
+    }
+
+    /// How many bodies the socket refers to, with those that have ended.
+    #[cfg(test)]
+    pub(crate) fn watched_bodies(&self) -> usize {
+        let several = self.multiplexed.get().map_or(0, |state| state.streaming_bodies.borrow().len());
+        usize::from(!self.streaming_body.borrow().ptr_eq(&Weak::new())) + several
     }
 
     pub(crate) fn streaming_bodies(&self) -> Vec<Rc<StreamingBody>> {
-        self.streaming_bodies.borrow().iter().filter_map(Weak::upgrade).collect()
+        let mut bodies: Vec<_> = self.streaming_body.borrow().upgrade().into_iter().collect();
+        if let Some(state) = self.multiplexed.get() {
+            bodies.extend(state.streaming_bodies.borrow().iter().filter_map(Weak::upgrade));
+        }
+        bodies
     }
 
     pub(crate) fn any_stalled(&self) -> bool {
-        let lives = self.streaming_bodies.borrow();
-        lives.iter().filter_map(Weak::upgrade).any(|streaming_body| streaming_body.stalled_since().is_some())
+        let is_stalled = |body: &Weak<StreamingBody>| {
+            body.upgrade().is_some_and(|streaming_body| streaming_body.stalled_since().is_some())
+        };
+        is_stalled(&self.streaming_body.borrow())
+            || self
+                .multiplexed
+                .get()
+                .is_some_and(|state| state.streaming_bodies.borrow().iter().any(is_stalled))
     }
 
     pub(crate) fn stage(&self) -> ShutdownStage {
@@ -321,10 +389,11 @@ impl ServerIo for ClientSocket {
     /// Flushes the stream and notifies the waiting [`FlushNotify`]s.
     fn poll_flush(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut *self.stream.borrow_mut()).poll_flush(cx))?;
-        if self.flush_notifies.borrow().is_empty() {
+        let Some(multiplexed) = self.multiplexed.get() else { return Poll::Ready(Ok(())) };
+        if multiplexed.flush_notifies.borrow().is_empty() {
             return Poll::Ready(Ok(()));
         }
-        for flushed in self.flush_notifies.take() {
+        for flushed in multiplexed.flush_notifies.take() {
             flushed.done.set(true);
             if let Some(waker) = flushed.waker.take() {
                 waker.wake();
@@ -359,8 +428,8 @@ impl ConnectionExchangeGuard {
         let others = self.socket.awaiting_client.get() - u32::from(before);
         self.socket.awaiting_client.set(others + u32::from(handed));
         // With only one exchange, a stalled client blocks a write.
-        if self.socket.is_multiplexed() {
-            self.socket.last_progress.set(Instant::now());
+        if let Some(state) = self.socket.multiplexed.get() {
+            state.last_progress.set(Instant::now());
         }
     }
 }

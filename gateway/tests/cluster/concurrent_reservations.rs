@@ -73,6 +73,15 @@ impl LedgerWriterFixture {
     }
 }
 
+/// The number of reads of one pool by this site's account, and of writes of a pool's status.
+fn reads_and_writes(site: &GatewayNamespace<'_>) -> (usize, usize) {
+    let calls = site.cluster.calls(&site.account).unwrap();
+    let count = |verb: &str, resource: &str| {
+        calls.iter().filter(|call| call.verb == verb && call.resource == resource).count()
+    };
+    (count("get", "acceleratorpools"), count("update", "acceleratorpools/status"))
+}
+
 fn is_full(outcome: &Result<u64, Error<ReservationRefusal>>) -> bool {
     matches!(
         outcome,
@@ -231,13 +240,7 @@ async fn a_writer_without_rivals_reads_a_pool_once_and_again_for_an_outcome_with
             ledger.reserve(&reservation_request(model, LAST), total, Tick(0))
         })
     };
-    let reads_and_writes = || {
-        let calls = site.cluster.calls(&site.account).unwrap();
-        let count = |verb: &str, resource: &str| {
-            calls.iter().filter(|call| call.verb == verb && call.resource == resource).count()
-        };
-        (count("get", "acceleratorpools"), count("update", "acceleratorpools/status"))
-    };
+    let reads_and_writes = || reads_and_writes(&site);
     let first = reserve("one").await.unwrap();
     let second = reserve("two").await.unwrap();
     assert!(second > first);
@@ -252,4 +255,44 @@ async fn a_writer_without_rivals_reads_a_pool_once_and_again_for_an_outcome_with
     assert_eq!(reads_and_writes(), (3, 3), "nothing was returned by a write before");
     assert_eq!(reserve("two").await.unwrap(), second);
     assert_eq!(reads_and_writes(), (4, 3), "only a read shows that no newer leader has changed the ledger");
+}
+
+#[tokio::test]
+async fn a_takeover_begins_with_what_one_list_shows_and_reads_only_a_pool_that_has_changed_since() {
+    let site = GatewayNamespace::new(cluster().await, "listed").await;
+    let reserve = |model: &'static str| {
+        move |ledger: &mut Ledger, total| ledger.reserve(&reservation_request(model, LAST), total, Tick(0))
+    };
+    let (former, _) = site.leader("former").await;
+    let books = PoolLedger::new(site.client().await, former.leadership());
+    pool(&site.admin, "listed", TOTAL).await;
+    let first = books.change("listed", reserve("one")).await.unwrap();
+    former.release(async {}).await;
+
+    let (next, claim) = site.leader("next").await;
+    let books = PoolLedger::new(site.client().await, next.leadership());
+    let before = reads_and_writes(&site);
+    let calls = || {
+        let now = reads_and_writes(&site);
+        (now.0 - before.0, now.1 - before.1)
+    };
+    let listed = books.pools_with_reservations().await.unwrap();
+    assert!(listed.iter().any(|(name, _)| name == "listed"), "{listed:?}");
+    let ledgers = books.take_over(&names(&["listed"])).await.unwrap();
+    assert_eq!(ledgers["listed"].reservations.len(), 1);
+    let stamped = Api::<AcceleratorPool>::all(site.admin.clone()).get("listed").await.unwrap();
+    assert_eq!(stamped.status.unwrap().epoch, claim.epoch);
+    assert_eq!(calls(), (0, 1), "the stamp begins with what the list showed");
+    books.change("listed", reserve("two")).await.unwrap();
+    assert_eq!(calls(), (0, 2), "the first reservation begins with what the stamp returned");
+
+    // The list shows a full pool, and another writer then makes room.
+    books.pools_with_reservations().await.unwrap();
+    let release = |ledger: &mut Ledger, _| {
+        ledger.release(first);
+        Ok::<_, Infallible>(())
+    };
+    PoolLedger::new(site.admin.clone(), next.leadership()).change("listed", release).await.unwrap();
+    books.change("listed", reserve("three")).await.unwrap();
+    assert_eq!(calls(), (1, 3), "a refusal rests on a read, whatever a list showed");
 }

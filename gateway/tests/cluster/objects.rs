@@ -188,7 +188,8 @@ pub(crate) fn full_warmup() -> (Value, Value) {
     });
     let status = json!({
         "observedGeneration": 1, "phase": "InProgress", "target": "nodes", "startTime": MOMENT,
-        "completionTime": MOMENT, "desiredNodeNum": 5, "activeNodeNum": 1, "succeededNodeNum": 2, "failedNodeNum": 1,
+        "startGeneration": 1, "specHash": "0a", "completionTime": MOMENT, "desiredNodeNum": 5, "activeNodeNum": 1,
+        "succeededNodeNum": 2, "failedNodeNum": 1,
         "failedNodes": ["gpu-node-2"],
         "items": { "pending": 1, "pulling": 2, "present": 3, "failed": 4, "skipped": 5 },
         "nodes": [node], "moreNodes": 1, "record": [record], "pausedSince": MOMENT, "pausedSeconds": 9,

@@ -13,6 +13,7 @@ mod timelines;
 use std::net::SocketAddr;
 
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Condition};
+use kube::ResourceExt as _;
 use rouse_cluster::wait::WAIT_TIMEOUT;
 use rouse_controllers::crd::{InferenceModel, inference_model::EngineState};
 use tokio::time::{Duration, sleep, timeout};
@@ -93,4 +94,12 @@ async fn awake_pods(world: &Installation<'_>, model: &str, count: usize) -> Vec<
     let pods = world.running().await;
     assert_eq!(pods.len(), count);
     pods
+}
+
+/// The Pods of the model's engines in this state.
+async fn pods_in(world: &Installation<'_>, model: &InferenceModel, state: EngineState) -> Vec<Pod> {
+    let engines = model.status.as_ref().map(|status| status.engines.as_slice()).unwrap_or_default();
+    let names: Vec<&str> =
+        engines.iter().filter(|engine| engine.state == state).map(|engine| engine.pod.as_str()).collect();
+    world.running().await.into_iter().filter(|pod| names.contains(&pod.name_any().as_str())).collect()
 }

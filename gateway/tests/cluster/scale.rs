@@ -133,7 +133,7 @@ impl<'a> ScaleFixture<'a> {
         let nodes = (of("create", "acceleratornodes"), of("patch", "acceleratornodes/status"));
         assert_eq!(nodes, (NODES, NODES), "an AcceleratorNode for each Node");
         let lists = of("list", "inferencemodels") + of("list", "nodes") + of("list", "acceleratorpools");
-        assert!(lists <= (MODELS + NODES + POOLS) / 250 + 3, "{lists} pages");
+        assert!(lists <= (MODELS + NODES + POOLS) / 500 + 3, "{lists} pages");
         // The lease is renewed every two seconds, so a slow run on a busy machine has more renewals.
         let renewed = of("update", "leases");
         assert!(

@@ -13,7 +13,11 @@ use kube::{
     api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
     client::Body,
     core::{self, GroupVersionKind},
-    runtime::wait::{await_condition, conditions},
+    runtime::{
+        WatchStreamExt as _,
+        wait::{await_condition, conditions},
+        watcher,
+    },
 };
 use rouse::{model::VariantName, units::Bytes};
 use rouse_cluster::{TestCluster, wait::WAIT_TIMEOUT};
@@ -67,7 +71,23 @@ pub(crate) async fn define_kinds(cluster: &TestCluster) {
             .await
             .unwrap_or_else(|_| panic!("{name} is not served"))
             .unwrap();
+        until_watchable(&client, &definition).await;
     }
+}
+
+/// Waits until the API server serves watches of a kind, which tests count. It refuses them (429) while its cache of an
+/// established kind fills.
+async fn until_watchable(client: &Client, definition: &CustomResourceDefinition) {
+    let spec = &definition.spec;
+    let kind = GroupVersionKind::gvk(&spec.group, &spec.versions[0].name, &spec.names.kind);
+    let resource = ApiResource::from_gvk_with_plural(&kind, &spec.names.plural);
+    let objects: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+    let listed = async {
+        let config = watcher::Config::default().streaming_lists();
+        let mut events = watcher(objects, config).default_backoff().boxed();
+        while !matches!(events.next().await, Some(Ok(watcher::Event::InitDone))) {}
+    };
+    timeout(WAIT_TIMEOUT, listed).await.unwrap_or_else(|_| panic!("{} cannot be watched", spec.names.plural));
 }
 
 /// Applies a definition, and returns the complete response, because its head has the warnings.

@@ -9,6 +9,7 @@ mod crashes;
 mod engine_pulls;
 mod fixture;
 mod groups;
+mod image_volumes;
 mod kep;
 mod kubelet;
 mod limits;

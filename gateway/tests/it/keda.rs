@@ -16,10 +16,11 @@ use serde_json::Value;
 
 use crate::support::read;
 
+/// Fields of one kind in one object.
 #[derive(Clone, Copy)]
-struct KedaField {
-    name: &'static str,
-    is_required: bool,
+struct KedaFields {
+    names: &'static [&'static str],
+    are_required: bool,
     kind: FieldKind,
 }
 
@@ -30,52 +31,44 @@ enum FieldKind {
     Flag,
     /// One of these words.
     Word(&'static [&'static str]),
-    Object(&'static [KedaField]),
-    List(&'static [KedaField]),
+    Object(&'static [KedaFields]),
+    List(&'static [KedaFields]),
     /// The behavior of a HorizontalPodAutoscaler.
     Behavior,
 }
 
-const fn required(name: &'static str, kind: FieldKind) -> KedaField {
-    KedaField { name, is_required: true, kind }
+const fn required(names: &'static [&'static str], kind: FieldKind) -> KedaFields {
+    KedaFields { names, are_required: true, kind }
 }
 
-const fn optional(name: &'static str, kind: FieldKind) -> KedaField {
-    KedaField { name, is_required: false, kind }
+const fn optional(names: &'static [&'static str], kind: FieldKind) -> KedaFields {
+    KedaFields { names, are_required: false, kind }
 }
 
-const SCALED_OBJECT: &[KedaField] = &[
-    required("apiVersion", FieldKind::Word(&["keda.sh/v1alpha1"])),
-    required("kind", FieldKind::Word(&["ScaledObject"])),
-    required(
-        "metadata",
-        FieldKind::Object(&[required("name", FieldKind::Text), required("namespace", FieldKind::Text)]),
-    ),
-    required("spec", FieldKind::Object(SPEC)),
+const SCALED_OBJECT: &[KedaFields] = &[
+    required(&["apiVersion"], FieldKind::Word(&["keda.sh/v1alpha1"])),
+    required(&["kind"], FieldKind::Word(&["ScaledObject"])),
+    required(&["metadata"], FieldKind::Object(&[required(&["name", "namespace"], FieldKind::Text)])),
+    required(&["spec"], FieldKind::Object(SPEC)),
 ];
-const SPEC: &[KedaField] = &[
-    required("scaleTargetRef", FieldKind::Object(TARGET)),
-    optional("pollingInterval", FieldKind::Number),
-    optional("initialCooldownPeriod", FieldKind::Number),
-    optional("cooldownPeriod", FieldKind::Number),
-    optional("idleReplicaCount", FieldKind::Number),
-    optional("minReplicaCount", FieldKind::Number),
-    optional("maxReplicaCount", FieldKind::Number),
-    optional("fallback", FieldKind::Object(FALLBACK)),
-    optional("advanced", FieldKind::Object(ADVANCED)),
-    required("triggers", FieldKind::List(TRIGGER)),
+const SPEC: &[KedaFields] = &[
+    required(&["scaleTargetRef"], FieldKind::Object(TARGET)),
+    optional(&["pollingInterval", "initialCooldownPeriod", "cooldownPeriod"], FieldKind::Number),
+    optional(&["idleReplicaCount", "minReplicaCount", "maxReplicaCount"], FieldKind::Number),
+    optional(&["fallback"], FieldKind::Object(FALLBACK)),
+    optional(&["advanced"], FieldKind::Object(ADVANCED)),
+    required(&["triggers"], FieldKind::List(TRIGGER)),
 ];
-const TARGET: &[KedaField] = &[
+const TARGET: &[KedaFields] = &[
     // Without these two KEDA looks for a Deployment.
-    required("apiVersion", FieldKind::Word(&["rouse.dev/v1alpha1"])),
-    required("kind", FieldKind::Word(&["InferenceModel"])),
-    required("name", FieldKind::Text),
+    required(&["apiVersion"], FieldKind::Word(&["rouse.dev/v1alpha1"])),
+    required(&["kind"], FieldKind::Word(&["InferenceModel"])),
+    required(&["name"], FieldKind::Text),
 ];
-const FALLBACK: &[KedaField] = &[
-    required("failureThreshold", FieldKind::Number),
-    required("replicas", FieldKind::Number),
+const FALLBACK: &[KedaFields] = &[
+    required(&["failureThreshold", "replicas"], FieldKind::Number),
     optional(
-        "behavior",
+        &["behavior"],
         FieldKind::Word(&[
             "static",
             "currentReplicas",
@@ -85,44 +78,46 @@ const FALLBACK: &[KedaField] = &[
         ]),
     ),
 ];
-const ADVANCED: &[KedaField] = &[
-    optional("restoreToOriginalReplicaCount", FieldKind::Flag),
+const ADVANCED: &[KedaFields] = &[
+    optional(&["restoreToOriginalReplicaCount"], FieldKind::Flag),
     optional(
-        "horizontalPodAutoscalerConfig",
-        FieldKind::Object(&[optional("name", FieldKind::Text), optional("behavior", FieldKind::Behavior)]),
+        &["horizontalPodAutoscalerConfig"],
+        FieldKind::Object(&[
+            optional(&["name"], FieldKind::Text),
+            optional(&["behavior"], FieldKind::Behavior),
+        ]),
     ),
 ];
-const TRIGGER: &[KedaField] = &[
-    required("type", FieldKind::Word(&["prometheus"])),
-    optional("name", FieldKind::Text),
-    optional("useCachedMetrics", FieldKind::Flag),
-    optional("metricType", FieldKind::Word(&["AverageValue", "Value"])),
-    required("metadata", FieldKind::Object(PROMETHEUS)),
+const TRIGGER: &[KedaFields] = &[
+    required(&["type"], FieldKind::Word(&["prometheus"])),
+    optional(&["name"], FieldKind::Text),
+    optional(&["useCachedMetrics"], FieldKind::Flag),
+    optional(&["metricType"], FieldKind::Word(&["AverageValue", "Value"])),
+    required(&["metadata"], FieldKind::Object(PROMETHEUS)),
 ];
 /// The metadata of a trigger of the type `prometheus`. KEDA takes texts only.
-const PROMETHEUS: &[KedaField] = &[
-    required("serverAddress", FieldKind::Text),
-    required("query", FieldKind::Text),
-    required("threshold", FieldKind::Text),
-    optional("activationThreshold", FieldKind::Text),
-    optional("namespace", FieldKind::Text),
-    optional("ignoreNullValues", FieldKind::Text),
-    optional("queryParameters", FieldKind::Text),
-    optional("unsafeSsl", FieldKind::Text),
+const PROMETHEUS: &[KedaFields] = &[
+    required(&["serverAddress", "query", "threshold"], FieldKind::Text),
+    optional(
+        &["activationThreshold", "namespace", "ignoreNullValues", "queryParameters", "unsafeSsl"],
+        FieldKind::Text,
+    ),
 ];
 
-fn check_fields(path: &str, value: &Value, fields: &[KedaField]) -> Result<(), String> {
+fn check_fields(path: &str, value: &Value, fields: &[KedaFields]) -> Result<(), String> {
     let object = value.as_object().ok_or_else(|| format!("{path} is no mapping"))?;
     for name in object.keys() {
-        if fields.iter().all(|field| field.name != name) {
+        if fields.iter().all(|field| !field.names.contains(&name.as_str())) {
             return Err(format!("KEDA knows no field {path}.{name}"));
         }
     }
-    for KedaField { name, is_required, kind } in fields {
-        match object.get(*name) {
-            Some(value) => check_value(&format!("{path}.{name}"), value, *kind)?,
-            None if *is_required => return Err(format!("{path}.{name} is missing")),
-            None => {}
+    for KedaFields { names, are_required, kind } in fields {
+        for name in *names {
+            match object.get(*name) {
+                Some(value) => check_value(&format!("{path}.{name}"), value, *kind)?,
+                None if *are_required => return Err(format!("{path}.{name} is missing")),
+                None => {}
+            }
         }
     }
     Ok(())

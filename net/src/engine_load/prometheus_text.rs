@@ -3,6 +3,8 @@
 //! Lines that are not samples are skipped, because a page has thousands of lines and readers want a few. A line's
 //! value is parsed only for the samples whose names a reader knows.
 
+use crate::quoted::closing_quote;
+
 /// One sample: a series' name with its labels and value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MetricSample<'a> {
@@ -54,16 +56,6 @@ impl<'a> MetricSample<'a> {
             rest = after.strip_prefix(b"\"")?;
         }
     }
-}
-
-/// Returns where the quoted value ends.
-fn closing_quote(text: &[u8]) -> Option<usize> {
-    let mut escaped = false;
-    text.iter().position(|byte| {
-        let is_end = *byte == b'"' && !escaped;
-        escaped = *byte == b'\\' && !escaped;
-        is_end
-    })
 }
 
 /// Returns what follows the labels' closing brace. Quoted values may contain braces and escaped quotes.

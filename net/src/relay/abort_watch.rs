@@ -33,7 +33,10 @@ pin_project! {
         registered: Option<Waker>,
         // The timer will wake the same task.
         timer_registered: bool,
-        deadline: ExchangeDeadline,
+        // The parts of the deadline, which take less room here than together.
+        which: ExchangeTimeout,
+        limit: Millis,
+        due: Instant,
     }
 }
 
@@ -58,14 +61,16 @@ impl AbortWatch {
             revoked: lease.on_revoke(),
             registered: None,
             timer_registered: false,
-            deadline,
+            which: deadline.which,
+            limit: deadline.limit,
+            due: deadline.at,
         }
     }
 
     /// Moves the deadline. A later one takes effect when the timer fires, an earlier one at the next poll.
     pub(super) fn set(self: Pin<&mut Self>, deadline: ExchangeDeadline) {
         let mut this = self.project();
-        *this.deadline = deadline;
+        (*this.due, *this.which, *this.limit) = (deadline.at, deadline.which, deadline.limit);
         if deadline.at < this.timer.deadline() {
             this.timer.as_mut().reset(deadline.at);
             *this.timer_registered = false;
@@ -101,15 +106,14 @@ impl AbortWatch {
             return Poll::Pending;
         }
         while this.timer.as_mut().poll(cx).is_ready() {
-            let deadline = *this.deadline;
-            if Instant::now() >= deadline.at {
+            if Instant::now() >= *this.due {
                 return Poll::Ready(Fault::EngineTimeout {
                     model: model.clone(),
-                    timeout: deadline.which,
-                    limit: deadline.limit,
+                    timeout: *this.which,
+                    limit: *this.limit,
                 });
             }
-            this.timer.as_mut().reset(deadline.at);
+            this.timer.as_mut().reset(*this.due);
         }
         // Without budget the timer was not polled, and will wake no task.
         *this.timer_registered = coop::has_budget_remaining();

@@ -170,6 +170,12 @@ impl UpstreamConnection {
         self.stream.poll_flush(cx)
     }
 
+    /// Sends the bytes that TLS has buffered.
+    #[inline]
+    pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream.poll_flush(cx)
+    }
+
     /// Resets the state of the last exchange before the connection waits for its next one.
     pub(super) const fn reset_for_reuse(&mut self) {
         self.reused = true;

@@ -23,7 +23,22 @@ pub(crate) struct DecodedBytes {
     /// The payload, moved together into one range. The bytes outside it are no longer intact.
     pub(crate) payload: Range<usize>,
     /// How many of the bytes belong to the body: all of them, except at its end.
-    pub(super) used: usize,
+    pub(crate) used: usize,
+}
+
+impl DecodedBytes {
+    /// Adds the next `length` unused bytes to the payload, and moves them behind the payload found so far.
+    #[inline]
+    pub(crate) fn add_payload(&mut self, bytes: &mut [u8], length: usize) {
+        let added = self.used..self.used + length;
+        self.used = added.end;
+        if self.payload.is_empty() {
+            self.payload = added;
+        } else {
+            bytes.copy_within(added, self.payload.end);
+            self.payload.end += length;
+        }
+    }
 }
 
 /// The position in a chunked body.
@@ -129,22 +144,15 @@ impl BodyDecoder {
 
 impl ChunkedDecoder {
     fn decode(&mut self, bytes: &mut [u8]) -> Result<DecodedBytes, MalformedResponse> {
-        // Payload found so far is at begin..end; everything before `at` is consumed.
-        let (mut begin, mut end, mut at) = (0, 0, 0);
-        while at < bytes.len() && self.state != ChunkedState::Done {
+        let mut found = DecodedBytes { payload: 0..0, used: 0 };
+        while found.used < bytes.len() && self.state != ChunkedState::Done {
             if let ChunkedState::Data { left } = self.state {
-                let length = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len() - at);
-                if begin == end {
-                    (begin, end) = (at, at + length);
-                } else {
-                    bytes.copy_within(at..at + length, end);
-                    end += length;
-                }
-                at += length;
+                let length = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len() - found.used);
+                found.add_payload(bytes, length);
                 self.framing = 0;
                 self.state = match left - length as u64 {
-                    0 if bytes.get(at..at + 2).is_some_and(|end| end == b"\r\n") => {
-                        at += 2;
+                    0 if bytes.get(found.used..found.used + 2).is_some_and(|end| end == b"\r\n") => {
+                        found.used += 2;
                         self.framing = 2;
                         CHUNK_START
                     }
@@ -152,21 +160,21 @@ impl ChunkedDecoder {
                     left => ChunkedState::Data { left },
                 };
             } else if let (CHUNK_START, Some((left, length))) =
-                (self.state, size_line(bytes.get(at..).unwrap_or_default()))
+                (self.state, size_line(bytes.get(found.used..).unwrap_or_default()))
             {
                 self.state = ChunkedState::Data { left };
                 self.framing += length;
-                at += length;
+                found.used += length;
             } else {
-                self.state = self.state.after(*bytes.get(at).ok_or(MalformedResponse)?)?;
+                self.state = self.state.after(*bytes.get(found.used).ok_or(MalformedResponse)?)?;
                 self.framing += 1;
-                at += 1;
+                found.used += 1;
             }
         }
         if self.framing > MAX_FRAMING_BYTES {
             return Err(MalformedResponse);
         }
-        Ok(DecodedBytes { payload: begin..end, used: at })
+        Ok(found)
     }
 }
 

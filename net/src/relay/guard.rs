@@ -50,10 +50,9 @@ impl<O: RelayObserver> RelayGuard<O> {
     }
 
     fn end_at(&mut self, outcome: ExchangeOutcome, now: impl FnOnce() -> Instant) {
-        if let Some(LiveExchange { mut lease, mut observer }) = self.live.take() {
+        if let Some(LiveExchange { lease, mut observer }) = self.live.take() {
             let now = now();
-            lease.set_end(now);
-            drop(lease);
+            lease.end_at(now);
             observer.end(outcome, now);
         }
     }

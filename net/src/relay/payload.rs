@@ -136,10 +136,6 @@ pub(super) struct UnsentRequest {
 }
 
 impl UnsentRequest {
-    pub(super) const fn empty() -> Self {
-        Self { pieces: None, begun: false, upload: None, fault: None }
-    }
-
     /// What remains unsent after the first `sent` bytes.
     pub(super) fn after(sent: usize, head: &[u8], body: &Payload) -> Self {
         let mut unsent = Self { pieces: None, begun: sent > 0, upload: None, fault: None };

@@ -31,6 +31,14 @@ mod endings;
 mod responses;
 mod reuse;
 
+#[test]
+fn an_exchange_is_small() {
+    // A socket of a debug build has a number of eight bytes.
+    let most = 384 + if cfg!(debug_assertions) { 8 } else { 0 };
+    assert!(size_of::<body::UpstreamStream>() <= most, "{}", size_of::<body::UpstreamStream>());
+    assert!(size_of::<Lease>() <= 16);
+}
+
 /// How long an engine may take to see that its client disconnected.
 const AT_ONCE: Duration = Duration::from_millis(50);
 const LONG: Duration = Duration::from_secs(10);

@@ -1,12 +1,16 @@
 //! Extracts the payload from the chunks of a request's body, in place.
 //!
-//! The relay has a decoder for engines' responses. That one accepts what engines send; this one refuses all that two
-//! readers could understand differently, because proxies may stand before the gateway. hyper is slightly more lenient:
-//! see `server/tests/differential.rs`.
-
-use std::ops::Range;
+//! This one refuses all that two readers could understand differently, because proxies may stand before the gateway.
+//! hyper is slightly more lenient: see `server/tests/differential.rs`.
+//!
+//! The relay has a decoder of its own for engines' responses (`relay/decode.rs`), which accepts what engines send. The
+//! two share [`DecodedBytes`], and no more. One decoder with limits would carry these limits and the held trailers in
+//! each open stream, where the relay's holds a state and one counter. And limits would not be enough: the two differ in
+//! what may follow a size, in how extensions are counted (over the body here, since the last payload there), in bare
+//! line ends of trailers and in their errors, so that nearly every step would depend on the side.
 
 use super::Http1Limits;
+use crate::relay::DecodedBytes;
 
 /// Most bytes of chunk extensions in one body.
 const MAX_EXTENSION_BYTES: usize = 16 << 10;
@@ -57,15 +61,6 @@ enum RequestChunkState {
     Done,
 }
 
-/// Some decoded bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct DecodedBodyBytes {
-    /// The payload, moved together into one range. The used bytes outside it are no longer intact.
-    pub(super) payload: Range<usize>,
-    /// How many bytes belong to the body: all of them, except at its end.
-    pub(super) used: usize,
-}
-
 impl RequestChunkDecoder {
     pub(super) const fn new(limits: &Http1Limits) -> Self {
         Self {
@@ -88,21 +83,15 @@ impl RequestChunkDecoder {
     ///
     /// # Errors
     /// The reason why the framing is refused.
-    pub(super) fn decode(&mut self, bytes: &mut [u8]) -> Result<DecodedBodyBytes, &'static str> {
-        // The payload found so far is at begin..end; everything before `at` is used.
-        let (mut begin, mut end, mut at) = (0, 0, 0);
-        while let Some(&byte) = bytes.get(at) {
+    pub(super) fn decode(&mut self, bytes: &mut [u8]) -> Result<DecodedBytes, &'static str> {
+        let mut found = DecodedBytes { payload: 0..0, used: 0 };
+        while let Some(&byte) = bytes.get(found.used) {
             match self.state {
                 RequestChunkState::Done => break,
                 RequestChunkState::Data => {
-                    let length = usize::try_from(self.size).unwrap_or(usize::MAX).min(bytes.len() - at);
-                    if begin == end {
-                        (begin, end) = (at, at + length);
-                    } else {
-                        bytes.copy_within(at..at + length, end);
-                        end += length;
-                    }
-                    at += length;
+                    let unused = bytes.len() - found.used;
+                    let length = usize::try_from(self.size).unwrap_or(usize::MAX).min(unused);
+                    found.add_payload(bytes, length);
                     self.size -= length as u64;
                     if self.size == 0 {
                         self.state = RequestChunkState::DataCr;
@@ -110,14 +99,14 @@ impl RequestChunkDecoder {
                 }
                 _ => {
                     self.state = self.after(byte)?;
-                    at += 1;
+                    found.used += 1;
                     if self.is_done() {
                         self.check_trailers()?;
                     }
                 }
             }
         }
-        Ok(DecodedBodyBytes { payload: begin..end, used: at })
+        Ok(found)
     }
 
     /// Advances by one byte of framing.

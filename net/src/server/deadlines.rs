@@ -169,6 +169,9 @@ pub trait Deadlines {
     /// Why a deadline ends the connection.
     type End;
 
+    /// How late a stall may be noticed, and a deadline during an exchange.
+    const GRANULARITY: Duration;
+
     /// Reports whether the connection is between two exchanges. During an exchange a stall is looked for only within
     /// the timer's granularity.
     fn is_idle(&self) -> bool;
@@ -181,21 +184,19 @@ pub trait Deadlines {
 }
 
 /// Checks a connection's deadlines with one timer that is set as rarely as possible.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct DeadlineTimer {
-    /// How late a deadline may be noticed.
-    granularity: Duration,
-    /// The timer fires within `granularity` of the first detected stall; until then no check is needed.
+    /// The timer fires within the granularity of the first detected stall; until then no check is needed.
     checks_soon: bool,
     /// The timer wakes the current task.
     armed: bool,
 }
 
 impl DeadlineTimer {
-    /// `granularity`: how late a stall may be noticed.
+    /// Returns the state before the first check.
     #[must_use]
-    pub const fn new(granularity: Duration) -> Self {
-        Self { granularity, checks_soon: false, armed: false }
+    pub const fn new() -> Self {
+        Self { checks_soon: false, armed: false }
     }
 
     /// Records whether the task is the same as in the last poll. `timer` then wakes it already.
@@ -213,7 +214,7 @@ impl DeadlineTimer {
     ) -> Poll<D::End> {
         if !self.checks_soon || deadlines.is_idle() {
             let due = deadlines.next_check();
-            if let Some(at) = due.earliest(self.granularity)
+            if let Some(at) = due.earliest(D::GRANULARITY)
                 && at < timer.deadline()
             {
                 self.checks_soon = due.checks_soon;
@@ -231,9 +232,9 @@ impl DeadlineTimer {
             }
             let due = deadlines.next_check();
             self.checks_soon = due.checks_soon;
-            let earliest = now + self.granularity / MIN_CHECK_INTERVAL_DIVISOR;
-            let latest = now + self.granularity * MAX_CHECK_INTERVAL;
-            timer.as_mut().reset(due.earliest(self.granularity).map_or(latest, |due| due.max(earliest)));
+            let earliest = now + D::GRANULARITY / MIN_CHECK_INTERVAL_DIVISOR;
+            let latest = now + D::GRANULARITY * MAX_CHECK_INTERVAL;
+            timer.as_mut().reset(due.earliest(D::GRANULARITY).map_or(latest, |due| due.max(earliest)));
         }
         // Without budget the timer's poll registered no waker.
         self.armed = tokio::task::coop::has_budget_remaining();

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use http::Response;
 use tokio::{io::ReadBuf, time::timeout};
 
-use super::ServerIo;
+use super::{ServerIo, response_head::write_status_and_headers};
 
 /// How long a refused client may continue to send its request.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -24,17 +24,11 @@ const LINGER_IO_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes per read, on the stack.
 const READ_CHUNK_BYTES: usize = 2048;
 
-/// Serializes a response after which the server closes the connection.
+/// Serializes a response after which the server closes the connection. Its framing is the server's own.
 #[must_use]
 pub fn last_response_bytes(response: &Response<Bytes>) -> Vec<u8> {
-    let (status, body) = (response.status(), response.body());
-    let reason = status.canonical_reason().unwrap_or("");
-    let mut bytes = format!("HTTP/1.1 {} {reason}\r\n", status.as_str()).into_bytes();
-    for (name, value) in response.headers() {
-        for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
-            bytes.extend_from_slice(part);
-        }
-    }
+    let (mut bytes, body) = (Vec::new(), response.body());
+    write_status_and_headers(&mut bytes, "HTTP/1.1 ", response.status(), response.headers());
     let rest = format!("connection: close\r\ncontent-length: {}\r\n\r\n", body.len());
     bytes.extend_from_slice(rest.as_bytes());
     bytes.extend_from_slice(body);
@@ -96,6 +90,9 @@ mod tests {
         let mut response = Response::new(Bytes::from_static(b"why"));
         *response.status_mut() = StatusCode::REQUEST_TIMEOUT;
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+        // The server frames the response, whatever its maker wrote.
+        response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from_static("9"));
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         let text = String::from_utf8(last_response_bytes(&response)).unwrap();
         let wire = "HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain\r\nconnection: close\r\n\
                     content-length: 3\r\n\r\nwhy";

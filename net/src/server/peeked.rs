@@ -8,15 +8,16 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncRead, ReadBuf};
 
 /// Bytes per read.
 const READ_CHUNK_BYTES: usize = 2048;
 
 /// Bytes that were read before a server owned the connection. The server's reads return them first.
+///
+/// A slice without spare room: nearly always the first read consumes them all, and from then on it is empty.
 #[derive(Debug, Default)]
-pub struct PeekedBytes(RefCell<BytesMut>);
+pub struct PeekedBytes(RefCell<Box<[u8]>>);
 
 impl PeekedBytes {
     /// Reports whether the connection begins with `prefix`: ready on a full match, a difference, or the connection's
@@ -67,10 +68,7 @@ impl PeekedBytes {
         }
         let length = peeked.len().min(buf.remaining());
         buf.put_slice(peeked.get(..length).unwrap_or_default());
-        peeked.advance(length);
-        if peeked.is_empty() {
-            *peeked = BytesMut::new();
-        }
+        *peeked = peeked.get(length..).unwrap_or_default().into();
         Poll::Ready(Ok(()))
     }
 
@@ -82,7 +80,8 @@ impl PeekedBytes {
         let mut memory = [const { MaybeUninit::uninit() }; READ_CHUNK_BYTES];
         let mut buf = ReadBuf::uninit(&mut memory);
         ready!(Pin::new(&mut *stream.borrow_mut()).poll_read(cx, &mut buf))?;
-        self.0.borrow_mut().extend_from_slice(buf.filled());
+        let mut peeked = self.0.borrow_mut();
+        *peeked = [&**peeked, buf.filled()].concat().into();
         Poll::Ready(Ok(buf.filled().len()))
     }
 }

@@ -9,22 +9,30 @@ use std::{
 use bytes::{Buf as _, Bytes};
 use http_body::{Body, Frame, SizeHint};
 
-use super::{
-    Http1Limits, ServerIo,
-    chunked::{DecodedBodyBytes, RequestChunkDecoder},
-    head::RequestFraming,
-    wire::Wire,
-};
+use super::{Http1Limits, ServerIo, chunked::RequestChunkDecoder, head::RequestFraming, wire::Wire};
+use crate::relay::DecodedBytes;
 
 /// Most bytes of an unread body that are discarded so that the connection can go on.
 const MAX_DISCARDED_BYTES: usize = 64 << 10;
 
-/// The body of a request. It may outlive its exchange, and then yields nothing more. Trailers are checked and dropped.
+/// The body of a request. Trailers are checked and dropped.
+///
+/// A body that outlives its exchange yields nothing more of its bytes. If it was not read to its end, it then yields
+/// an error, so that its reader does not take it for whole.
 #[derive(Debug)]
 pub struct Http1RequestBody<P> {
-    /// `None` for a request without a body.
-    wire: Option<Rc<Wire<P>>>,
+    source: BodySource<P>,
     request: u64,
+}
+
+/// Where the rest of a body comes from.
+#[derive(Debug)]
+enum BodySource<P> {
+    Connection(Rc<Wire<P>>),
+    /// The request has no body, or all of it was read.
+    Complete,
+    /// An error was read, and nothing follows it.
+    Failed,
 }
 
 /// Why a request's body ended early.
@@ -36,6 +44,9 @@ pub enum RequestBodyError {
     /// The framing is broken, or exceeds a limit; with the reason. The connection closes after the response.
     #[error("the framing of the request's body is broken: {0}")]
     Malformed(&'static str),
+    /// The response ended before the rest of the body was read, which no reader gets any more.
+    #[error("the exchange ended before the request's body was read to its end")]
+    ExchangeEnded,
 }
 
 /// The progress of the current request's body.
@@ -55,21 +66,22 @@ enum RequestBodyPhase {
     #[default]
     Complete,
     Length(u64),
-    Chunked(RequestChunkDecoder),
+    /// Boxed, because most bodies have a length, and a connection keeps this room between its requests.
+    Chunked(Box<RequestChunkDecoder>),
     Failed,
 }
 
 impl RequestBodyPhase {
     /// Decodes the next bytes. Ends the phase with the body, or with an error.
-    fn decode(&mut self, bytes: &mut [u8]) -> Result<DecodedBodyBytes, RequestBodyError> {
+    fn decode(&mut self, bytes: &mut [u8]) -> Result<DecodedBytes, RequestBodyError> {
         let (decoded, complete) = match self {
             Self::Length(left) => {
                 let length = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
                 *left -= length as u64;
-                (Ok(DecodedBodyBytes { payload: 0..length, used: length }), *left == 0)
+                (Ok(DecodedBytes { payload: 0..length, used: length }), *left == 0)
             }
             Self::Chunked(chunks) => (chunks.decode(bytes), chunks.is_done()),
-            Self::Complete | Self::Failed => (Ok(DecodedBodyBytes { payload: 0..0, used: 0 }), false),
+            Self::Complete | Self::Failed => (Ok(DecodedBytes { payload: 0..0, used: 0 }), false),
         };
         if complete {
             *self = Self::Complete;
@@ -99,17 +111,17 @@ impl<P: ServerIo> Wire<P> {
         let request = self.request.get() + 1;
         self.request.set(request);
         let phase = match framing {
-            RequestFraming::Empty => return Http1RequestBody { wire: None, request },
+            RequestFraming::Empty => return Http1RequestBody { source: BodySource::Complete, request },
             RequestFraming::Length(length) => RequestBodyPhase::Length(length),
-            RequestFraming::Chunked => RequestBodyPhase::Chunked(RequestChunkDecoder::new(limits)),
+            RequestFraming::Chunked => RequestBodyPhase::Chunked(Box::new(RequestChunkDecoder::new(limits))),
         };
         self.body_held.set(true);
         let loop_waker = Some(cx.waker().clone());
         *self.body.borrow_mut() = RequestBodyState { phase, expects_continue, loop_waker, body_waker: None };
-        Http1RequestBody { wire: Some(Rc::clone(self)), request }
+        Http1RequestBody { source: BodySource::Connection(Rc::clone(self)), request }
     }
 
-    /// Ends the current request: its body yields nothing more.
+    /// Ends the current request: its body yields nothing more, but an error if it was not read to its end.
     pub(super) fn end_request(&self) {
         self.body_held.set(false);
         self.request.set(self.request.get() + 1);
@@ -138,6 +150,8 @@ impl<P: ServerIo> Wire<P> {
 
     /// Discards the rest of the body if it has arrived already. Reports whether the body is complete now.
     pub(super) fn discard_body(&self, cx: &mut Context<'_>) -> bool {
+        // A task that still waits for the body gets no more of it, and must learn that.
+        self.wake_body();
         let mut discarded = 0;
         while discarded <= MAX_DISCARDED_BYTES && self.body.borrow().phase.is_open() {
             match self.poll_body(cx) {
@@ -239,10 +253,13 @@ impl<P> Wire<P> {
     }
 }
 
-impl<P: ServerIo> Http1RequestBody<P> {
+impl<P> Http1RequestBody<P> {
     /// Returns the connection while this body is the current request's.
     fn current(&self) -> Option<&Rc<Wire<P>>> {
-        self.wire.as_ref().filter(|wire| wire.request.get() == self.request)
+        match &self.source {
+            BodySource::Connection(wire) if wire.request.get() == self.request => Some(wire),
+            BodySource::Connection(_) | BodySource::Complete | BodySource::Failed => None,
+        }
     }
 }
 
@@ -254,7 +271,12 @@ impl<P: ServerIo> Body for Http1RequestBody<P> {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
-        let Some(wire) = self.current() else { return Poll::Ready(None) };
+        let this = self.get_mut();
+        let BodySource::Connection(wire) = &this.source else { return Poll::Ready(None) };
+        if wire.request.get() != this.request {
+            this.source = BodySource::Failed;
+            return Poll::Ready(Some(Err(RequestBodyError::ExchangeEnded)));
+        }
         if std::mem::take(&mut wire.body.borrow_mut().expects_continue) {
             wire.begin_interim();
             wire.wake_loop(cx);
@@ -263,29 +285,34 @@ impl<P: ServerIo> Body for Http1RequestBody<P> {
         if piece.is_ready() && !wire.body.borrow().phase.is_open() {
             // Another task that read the body has replaced the loop's waker at the socket.
             wire.wake_loop(cx);
+            wire.body_held.set(false);
+            let is_complete = wire.is_body_complete();
+            this.source = if is_complete { BodySource::Complete } else { BodySource::Failed };
         }
         piece.map(|piece| piece.map(|piece| piece.map(Frame::data)))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.current().is_none_or(|wire| wire.is_body_complete())
+        matches!(self.source, BodySource::Complete)
     }
 
     fn size_hint(&self) -> SizeHint {
-        let Some(wire) = self.current() else { return SizeHint::with_exact(0) };
+        if self.is_end_stream() {
+            return SizeHint::with_exact(0);
+        }
+        let Some(wire) = self.current() else { return SizeHint::default() };
         match wire.body.borrow().phase {
-            RequestBodyPhase::Complete => SizeHint::with_exact(0),
             RequestBodyPhase::Length(left) => SizeHint::with_exact(left),
-            RequestBodyPhase::Chunked(_) | RequestBodyPhase::Failed => SizeHint::default(),
+            RequestBodyPhase::Complete | RequestBodyPhase::Chunked(_) | RequestBodyPhase::Failed => {
+                SizeHint::default()
+            }
         }
     }
 }
 
 impl<P> Drop for Http1RequestBody<P> {
     fn drop(&mut self) {
-        if let Some(wire) = &self.wire
-            && wire.request.get() == self.request
-        {
+        if let Some(wire) = self.current() {
             wire.body_held.set(false);
             let body = wire.body.borrow();
             // As at the body's end: the task that waited for it no longer does.

@@ -62,18 +62,7 @@ impl ResponsePlan {
         dates: &DateCache,
     ) {
         let version = if self.is_http10 { "HTTP/1.0 " } else { "HTTP/1.1 " };
-        let reason = status.canonical_reason().unwrap_or("<none>");
-        for piece in [version, status.as_str(), " ", reason, "\r\n"] {
-            out.extend_from_slice(piece.as_bytes());
-        }
-        for (name, value) in headers {
-            if matches!(*name, header::CONNECTION | header::TRANSFER_ENCODING | header::CONTENT_LENGTH) {
-                continue;
-            }
-            for piece in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
-                out.extend_from_slice(piece);
-            }
-        }
+        write_status_and_headers(out, version, status, headers);
         if self.close {
             out.extend_from_slice(b"connection: close\r\n");
         } else if self.is_http10 {
@@ -91,6 +80,28 @@ impl ResponsePlan {
             }
         }
         out.extend_from_slice(b"\r\n");
+    }
+}
+
+/// Writes the status line and the headers, without those about framing and the connection. `version` ends with a space.
+#[inline]
+pub(super) fn write_status_and_headers(
+    out: &mut Vec<u8>,
+    version: &str,
+    status: StatusCode,
+    headers: &HeaderMap,
+) {
+    let reason = status.canonical_reason().unwrap_or("<none>");
+    for piece in [version, status.as_str(), " ", reason, "\r\n"] {
+        out.extend_from_slice(piece.as_bytes());
+    }
+    for (name, value) in headers {
+        if matches!(*name, header::CONNECTION | header::TRANSFER_ENCODING | header::CONTENT_LENGTH) {
+            continue;
+        }
+        for piece in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+            out.extend_from_slice(piece);
+        }
     }
 }
 

@@ -23,16 +23,16 @@ pub(super) struct Wire<P> {
     /// Read, and not used yet. Without memory while it is empty.
     buffered: RefCell<BytesMut>,
     pub(super) body: RefCell<RequestBodyState>,
-    /// The current request, by number. A body of an earlier one yields nothing more.
+    /// The current request, by number. A body of an earlier one yields none of these bytes.
     pub(super) request: Cell<u64>,
-    /// The current request's body exists, and so may still be polled.
+    /// The current request's body exists and was not read to its end, so it may still be polled for more.
     pub(super) body_held: Cell<bool>,
     /// The client closed or reset its side.
     pub(super) client_left: Cell<bool>,
     /// In the present poll a read found the socket empty, and registered a waker there.
     pub(super) read_registered: Cell<bool>,
-    /// The unwritten part of an interim response.
-    interim: Cell<&'static [u8]>,
+    /// How many bytes of the interim response are unwritten: the last ones of [`CONTINUE`].
+    interim_left: Cell<usize>,
     /// An interim response is not flushed yet.
     interim_unflushed: Cell<bool>,
 }
@@ -48,7 +48,7 @@ impl<P: ServerIo> Wire<P> {
             body_held: Cell::new(false),
             client_left: Cell::new(false),
             read_registered: Cell::new(false),
-            interim: Cell::new(&[]),
+            interim_left: Cell::new(0),
             interim_unflushed: Cell::new(false),
         }
     }
@@ -125,15 +125,16 @@ impl<P: ServerIo> Wire<P> {
 
     /// Starts an interim response, which [`Self::poll_interim`] writes.
     pub(super) fn begin_interim(&self) {
-        self.interim.set(CONTINUE);
+        self.interim_left.set(CONTINUE.len());
         self.interim_unflushed.set(true);
     }
 
     /// Writes the interim response, if one is due.
     pub(super) fn poll_interim(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !self.interim.get().is_empty() {
-            let written = ready!(poll_write_some(&*self.peer, cx, self.interim.get()))?;
-            self.interim.set(self.interim.get().get(written..).unwrap_or_default());
+        while self.interim_left.get() > 0 {
+            let written =
+                ready!(poll_write_some(&*self.peer, cx, last_interim_bytes(self.interim_left.get())))?;
+            self.interim_left.set(self.interim_left.get().saturating_sub(written));
         }
         if self.interim_unflushed.get() {
             ready!(self.peer.poll_flush(cx))?;
@@ -146,7 +147,12 @@ impl<P: ServerIo> Wire<P> {
     /// final response follows.
     pub(super) fn take_interim(&self) -> &'static [u8] {
         self.interim_unflushed.set(false);
-        let rest = self.interim.replace(&[]);
-        if rest.len() == CONTINUE.len() { &[] } else { rest }
+        let left = self.interim_left.replace(0);
+        if left == CONTINUE.len() { &[] } else { last_interim_bytes(left) }
     }
+}
+
+/// Returns the last `left` bytes of the interim response.
+fn last_interim_bytes(left: usize) -> &'static [u8] {
+    CONTINUE.len().checked_sub(left).and_then(|begin| CONTINUE.get(begin..)).unwrap_or_default()
 }

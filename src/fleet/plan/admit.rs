@@ -294,7 +294,7 @@ impl PlanBuilder<'_> {
         Arc::make_mut(&mut self.reasons).entry(id.model.clone()).or_insert(reason);
     }
 
-    /// Sets a memory reason whose text says more than who holds the memory.
+    /// Sets a memory reason whose text adds something to the holders of the memory.
     fn set_memory_reason(&mut self, id: &EngineId, candidate: &PlacementCandidate, text: String) {
         let mut reason = self.memory_reason(id, candidate);
         reason.text = text;

@@ -52,7 +52,7 @@ impl ModelRecord {
         }
     }
 
-    /// Whether saturation says how many engines run.
+    /// Whether saturation sets how many engines run.
     pub(in crate::fleet) fn is_scaled(&self) -> bool {
         self.spec.as_ref().is_some_and(|spec| spec.scaled)
     }

@@ -5,7 +5,7 @@
 //! it have left, one turn after the other for the models ahead in line. Each part is a range, and the model's record of
 //! earlier quotes corrects their sum.
 //!
-//! There is no forecast where a part is unknown: for a start or wake that nobody measured, for a model whose last start
+//! There is no forecast where a part is unknown: for a start or wake that was never measured, for a model whose last start
 //! failed, and behind an engine that no rule makes leave. `room` has the way to the memory, and `cache` what the
 //! forecasts of one state have in common.
 
@@ -70,7 +70,7 @@ impl<'a> WaitForecaster<'a> {
         Self { builder, turn_order, quotes, cache: ForecastCache::default() }
     }
 
-    /// Forecasts the wait of a request that so many requests for the model stand before. `None`: nobody knows.
+    /// Forecasts the wait of a request that so many requests for the model stand before. `None`: a part is unknown.
     pub(in crate::fleet) fn forecast(&self, model: &ModelName, ahead: u32) -> Option<WaitForecast> {
         let planner = self.planner();
         let made_at = self.builder.now;

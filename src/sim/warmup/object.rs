@@ -47,6 +47,7 @@ impl WarmupObject {
     ) -> Self {
         let request = WarmupRequest {
             generation: 1,
+            spec_hash: "generation 1".into(),
             created: Tick(START.0 - age),
             paused: false,
             limits,
@@ -73,12 +74,15 @@ impl WarmupObject {
         WarmupTargets::Nodes(names.map(|name| (name.clone(), Arc::clone(&self.items))).collect())
     }
 
-    /// Changes the spec.
+    /// Changes the spec: whether it is paused, or anything else.
     pub(super) fn edit(&mut self, now: Tick, edit: impl FnOnce(&mut WarmupRequest)) {
         let Some(request) = &self.request else { return };
         let mut edited = WarmupRequest::clone(request);
         edited.generation += 1;
         edit(&mut edited);
+        if edited.paused == request.paused {
+            edited.spec_hash = format!("generation {}", edited.generation).into();
+        }
         self.request = Some(Arc::new(edited));
         self.edited_at = Some(now);
     }

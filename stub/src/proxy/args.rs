@@ -56,6 +56,12 @@ pub struct ProxyArgs {
     /// How long a client may pause in a request's body, and how long the first 64 KiB of the body may take
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s")]
     pub(super) body_timeout: Duration,
+    /// Minimum rate of a request's body behind its first 64 KiB, in bytes a second; 0 for any rate
+    ///
+    /// Measured over five seconds, or over --body-timeout if that is shorter. The time in which the engine takes nothing
+    /// does not count.
+    #[arg(long, value_name = "SIZE", default_value = "1Ki")]
+    pub(super) body_rate: rouse::units::Bytes,
     /// How long a request's head may take from its first byte, and how long a new connection may send nothing
     #[arg(long, value_name = "TIME", value_parser = parse_positive_duration, default_value = "10s")]
     pub(super) head_timeout: Duration,

@@ -7,7 +7,7 @@ use std::{
 };
 
 use prometheus::IntCounter;
-use rouse::model::ModelName;
+use rouse::{model::ModelName, units};
 use rouse_net::{adapter::EngineKind, nvml::Nvml};
 use tokio::sync::{Mutex, watch};
 
@@ -55,6 +55,8 @@ pub(crate) struct ProxySettings {
     /// In bytes.
     pub(crate) max_body: u64,
     pub(crate) body_timeout: Duration,
+    /// In bytes a second; 0 for any rate.
+    pub(crate) body_rate: units::Bytes,
     pub(crate) head_timeout: Duration,
     pub(crate) idle_timeout: Duration,
     pub(crate) stall_timeout: Duration,
@@ -93,6 +95,7 @@ impl Proxy {
             dial_timeout: args.proxy_dial_timeout,
             max_body: if args.max_body.0 == 0 { u64::MAX } else { args.max_body.0 },
             body_timeout: args.body_timeout,
+            body_rate: args.body_rate,
             head_timeout: args.head_timeout,
             idle_timeout: args.idle_timeout,
             stall_timeout: args.stall_timeout,

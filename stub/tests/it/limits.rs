@@ -88,6 +88,20 @@ fn a_large_body_that_stops_ends_with_408_and_gives_its_lease_back() {
     }
 }
 
+/// Each byte ends a pause, so that only the rate gives the lease back.
+#[test]
+fn a_large_body_that_trickles_ends_with_408_and_gives_its_lease_back() {
+    let stub = stub_before(echo(), &["--body-timeout=2s"]);
+    for framing in ["content-length: 1000000", "transfer-encoding: chunked"] {
+        let mut open = stub.relay().open(format!("POST {PATH} HTTP/1.1\r\nhost: a\r\n{framing}\r\n\r\n"));
+        assert!(open.try_write(format!("186A0\r\n{}\r\n", "x".repeat(100_000))));
+        let answer = trickle(open, "1\r\nx\r\n");
+        is_timed_out(&answer);
+        assert!(answer.text().contains("--body-rate"), "{}", answer.text());
+        assert_eq!(stub.leases(), 0, "{framing}");
+    }
+}
+
 /// An engine that streams without end, and reports when its peer takes no more.
 fn endless() -> (SocketAddr, mpsc::Receiver<()>) {
     #[expect(clippy::disallowed_methods, reason = "a test's channel")]

@@ -178,6 +178,8 @@ fn api_server_args(resources: &ClusterResources, users: &ClusterUsers) -> Result
         // nothing.
         ("disable-admission-plugins", "TaintNodesByCondition".to_owned()),
         ("allow-privileged", "true".to_owned()),
+        // Kubernetes 1.35 has this on by default. Without it the API server refuses Pods that mount an image.
+        ("feature-gates", "ImageVolume=true".to_owned()),
         ("profiling", "false".to_owned()),
     ];
     Ok(flags(&own.into_iter().chain(audit).collect::<Vec<_>>()))

@@ -221,7 +221,7 @@ fn an_edit_redoes_the_nodes_whose_items_changed_and_no_others() {
     assert_eq!(cluster.report().reason, WarmupReason::AllNodesWarm);
     // Another image for the first node, and a leader that has not seen the former spec.
     cluster.targets = both(&["a:2"]);
-    cluster.request.generation += 1;
+    cluster.change_spec();
     cluster.now = START + Millis::secs(50);
     cluster.restart();
     assert_eq!(created(&cluster.settle()), ["n1"]);

@@ -374,3 +374,26 @@ fn equal_actions_have_equal_hashes() {
     assert_ne!(beside, hash(json!({"spec": {"containers": [container("b")]}})));
     assert_ne!(beside, hash(json!({"restartPolicy": "OnFailure", "spec": spec})));
 }
+
+#[test]
+fn the_hash_of_a_spec_changes_with_everything_but_a_pause() {
+    let hash = |spec: &Value| accepted(spec).request.spec_hash;
+    let with = |field: &str, value: Value| {
+        let mut spec = nodes(json!({}));
+        spec[field] = value;
+        spec
+    };
+    let plain = hash(&nodes(json!({})));
+    assert_eq!(hash(&with("paused", json!(true))), plain);
+    for edited in [
+        nodes(json!({"nodeNames": ["node-1", "node-2"]})),
+        nodes(json!({"imagesPreload": {"items": ["image1:tag2"]}})),
+        action(json!({"spec": {"containers": [container("a")]}})),
+        with("policies", json!({"parallelism": 2})),
+        with("tolerations", json!([{"key": "gpu", "operator": "Exists"}])),
+    ] {
+        assert_ne!(hash(&edited), plain, "{edited}");
+    }
+    // That of a refused spec, too.
+    assert_ne!(spec_hash(&object(&nodes(json!({"nodeNames": ["A"]}))).spec), plain);
+}

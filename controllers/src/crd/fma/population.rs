@@ -1,4 +1,4 @@
-//! LauncherPopulationPolicy: which nodes have launchers before somebody asks for one.
+//! LauncherPopulationPolicy: which nodes have launchers before a requester asks for one.
 
 #![expect(unreachable_pub, reason = "KubeSchema repeats its struct, with its `pub`, inside a function")]
 

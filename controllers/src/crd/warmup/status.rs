@@ -26,6 +26,12 @@ pub struct WarmupStatus {
     /// When the Warmup began. An edit of the spec begins it again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
+    /// Generation with which the Warmup began. Pauses do not change it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_generation: Option<i64>,
+    /// Hash of the spec. Pauses do not change it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spec_hash: Option<String>,
     /// When the Warmup completed or failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,

@@ -50,7 +50,7 @@ fn a_launcher_that_does_not_become_ready_is_stuck_after_a_while_and_one_of_anoth
     let metrics = prometheus::Registry::new();
     let (facts, hash) = facts();
     let mut index = PairingPodIndex::new(ProviderMode::Launcher);
-    let mut census = PairingMetrics::new(DualPodMetrics::new(&metrics));
+    let mut pairing = PairingMetrics::new(DualPodMetrics::new(&metrics));
     let mut see = |pairing_metrics: &mut PairingMetrics, seen: Pod, now: Tick| {
         let name = ObjectName::new("ns", seen.name_any());
         index.apply(Delta::Applied(seen.into()), &facts, &mut drop);
@@ -60,18 +60,18 @@ fn a_launcher_that_does_not_become_ready_is_stuck_after_a_while_and_one_of_anoth
         launcher_metric_lines(&metrics)
     };
     let later = |seconds: u64| CREATED + Millis::secs(seconds);
-    assert_eq!(see(&mut census, launcher(None, &hash, false), CREATED), [""; 0], "it does not lead");
-    census.leads = true;
-    assert_eq!(see(&mut census, launcher(None, &hash, false), later(119)), ["\"unbound\"} 1"]);
-    assert_eq!(census.due(), Some(later(120)));
-    assert_eq!(see(&mut census, launcher(None, &hash, false), later(120)), ["\"stuck_scheduling\"} 1"]);
-    assert_eq!(see(&mut census, launcher(Some("n"), &hash, false), later(130)), ["\"unbound\"} 1"]);
-    assert_eq!(census.due(), Some(later(450)));
-    assert_eq!(see(&mut census, launcher(Some("n"), &hash, false), later(450)), ["\"stuck_starting\"} 1"]);
-    assert_eq!(see(&mut census, launcher(Some("n"), &hash, true), later(451)), ["\"unbound\"} 1"]);
-    assert_eq!(census.due(), None);
-    assert_eq!(see(&mut census, launcher(Some("n"), "another", true), later(452)), ["\"stale\"} 1"]);
-    census.clear();
+    assert_eq!(see(&mut pairing, launcher(None, &hash, false), CREATED), [""; 0], "it does not lead");
+    pairing.leads = true;
+    assert_eq!(see(&mut pairing, launcher(None, &hash, false), later(119)), ["\"unbound\"} 1"]);
+    assert_eq!(pairing.due(), Some(later(120)));
+    assert_eq!(see(&mut pairing, launcher(None, &hash, false), later(120)), ["\"stuck_scheduling\"} 1"]);
+    assert_eq!(see(&mut pairing, launcher(Some("n"), &hash, false), later(130)), ["\"unbound\"} 1"]);
+    assert_eq!(pairing.due(), Some(later(450)));
+    assert_eq!(see(&mut pairing, launcher(Some("n"), &hash, false), later(450)), ["\"stuck_starting\"} 1"]);
+    assert_eq!(see(&mut pairing, launcher(Some("n"), &hash, true), later(451)), ["\"unbound\"} 1"]);
+    assert_eq!(pairing.due(), None);
+    assert_eq!(see(&mut pairing, launcher(Some("n"), "another", true), later(452)), ["\"stale\"} 1"]);
+    pairing.clear();
     assert_eq!(launcher_metric_lines(&metrics), [""; 0]);
 }
 
@@ -81,12 +81,12 @@ fn what_is_due_is_looked_at_without_any_news_of_it() {
     let metrics = prometheus::Registry::new();
     let (facts, hash) = facts();
     let mut index = PairingPodIndex::new(ProviderMode::Launcher);
-    let mut census = PairingMetrics::new(DualPodMetrics::new(&metrics));
+    let mut pairing = PairingMetrics::new(DualPodMetrics::new(&metrics));
     index.apply(Delta::Applied(launcher(None, &hash, false).into()), &facts, &mut drop);
     let inputs = |now| MetricsInputs { index: &index, facts: &facts, now };
-    census.begin(inputs(CREATED));
-    census.recount_due(inputs(CREATED + Millis::secs(119)));
+    pairing.begin(inputs(CREATED));
+    pairing.recount_due(inputs(CREATED + Millis::secs(119)));
     assert_eq!(launcher_metric_lines(&metrics), ["\"unbound\"} 1"]);
-    census.recount_due(inputs(CREATED + Millis::secs(120)));
+    pairing.recount_due(inputs(CREATED + Millis::secs(120)));
     assert_eq!(launcher_metric_lines(&metrics), ["\"stuck_scheduling\"} 1"]);
 }

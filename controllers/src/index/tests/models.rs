@@ -68,7 +68,7 @@ fn what_is_wrong_with_one_object_is_told_there_and_nowhere_else() {
         (
             vec![pool("picky", json!({"pinnable": false})), model("bad", least)],
             "PinningNotAllowed",
-            "remove minReplicas",
+            "remove minReplicas, or",
         ),
     ] {
         let resolved = settled(bad.into_iter().chain(world()));
@@ -79,6 +79,40 @@ fn what_is_wrong_with_one_object_is_told_there_and_nowhere_else() {
         assert_eq!(resolved.rejected.len(), 1, "{reason}");
         assert_eq!(resolved.served.get(&object("good")), Some(&before), "{reason}: another is affected");
     }
+}
+
+#[test]
+fn a_pool_without_pinned_models_names_each_field_that_keeps_an_engine_awake() {
+    let picky = json!({"inference-pool": "picky"});
+    let refusal = |mut fields: Value| {
+        fields["saturation"] = json!({"scaleToZero": {"enabled": false}});
+        let objects = [pool("picky", json!({"pinnable": false})), model("bad", fields)];
+        let resolved = settled(world().into_iter().chain(objects));
+        match resolved.served.get(&object("bad")) {
+            Some(served) => served.notes.join("\n"),
+            None => rejected(&resolved, "bad").1,
+        }
+    };
+    let scale_to_zero = "remove saturation.scaleToZero.enabled false, or";
+    let both = "remove minReplicas and saturation.scaleToZero.enabled false, or";
+    let alone = refusal(json!({"nodeSelector": picky}));
+    assert!(alone.contains(scale_to_zero), "{alone}");
+    let with_floor = refusal(json!({"nodeSelector": picky, "minReplicas": 1}));
+    assert!(with_floor.contains(both), "{with_floor}");
+    let variants = |cheap: Value, dear: Value| {
+        let variants = [("cheap", 1, cheap), ("dear", 9, dear)].map(|(name, cost, fields)| {
+            with(json!({"name": name, "cost": cost, "nodeSelector": {"inference-pool": "default"}}), fields)
+        });
+        json!({"variants": variants})
+    };
+    // The engine that always runs is of the cheapest variant, so the other one's own floor refuses it.
+    let dear = refusal(variants(json!({}), json!({"nodeSelector": picky, "minReplicas": 1})));
+    assert!(dear.contains("'dear' does not run") && dear.contains("remove minReplicas, or"), "{dear}");
+    let cheap = refusal(variants(json!({"nodeSelector": picky}), json!({})));
+    assert!(cheap.contains("'cheap' does not run") && cheap.contains(scale_to_zero), "{cheap}");
+    let floor = json!({"nodeSelector": picky, "minReplicas": 2, "maxReplicas": 2});
+    let cheap = refusal(variants(floor, json!({})));
+    assert!(cheap.contains(both), "{cheap}");
 }
 
 #[test]

@@ -1,15 +1,25 @@
 //! Starts and ends leading.
 
+use std::sync::Arc;
+
 use rouse::{
     fleet::{command::Command, event::Event},
     model::EngineId,
     units::Generation,
 };
+use rouse_platform::metric_builder::seconds;
 use tokio::sync::mpsc;
 
 use super::{EngineManager, pod_index::PodIndex};
 use crate::{
-    dual_pods::engine_orders::EngineOrders, generation_floor, platform::takeover, published::PublishedMailbox,
+    dual_pods::engine_orders::EngineOrders,
+    generation_floor,
+    metrics::TakeoverTimes,
+    platform::{
+        confirmation,
+        takeover::{self, TakeoverOutcome},
+    },
+    published::PublishedMailbox,
 };
 
 impl EngineManager {
@@ -21,6 +31,8 @@ impl EngineManager {
     /// Drops everything of a term, and reports what other gateways publish instead.
     pub(super) async fn end_term(&mut self) {
         self.leading = false;
+        // The next term writes its own epoch.
+        self.ledger_takeover = None;
         self.tasks.shutdown().await;
         let own_engines: Vec<(EngineId, Generation)> =
             self.engines.iter().map(|(id, task)| (id.clone(), task.generation)).collect();
@@ -46,24 +58,43 @@ impl EngineManager {
         }
     }
 
-    /// Takes over what runs, and executes commands from then on.
+    /// Whether the term has begun, but not its preparation.
+    pub(super) fn can_prepare_term(&self) -> bool {
+        self.term.is_some()
+            && !self.term_begun
+            && self.ledger_takeover.is_none()
+            && self.shared.has_placements()
+    }
+
+    /// Begins what the takeover needs beside the lists, which take the API server seconds.
+    ///
+    /// Later statuses are forwarded as they arrive, until the takeover begins.
+    pub(super) async fn prepare_term(&mut self) {
+        self.ledger_takeover = Some(takeover::start_ledgers(&self.shared));
+        self.forward_all().await;
+    }
+
+    /// Takes over what runs, and executes commands from then on. The term is prepared.
     pub(super) async fn begin_term(
         &mut self,
         epoch: u64,
         commands: &mut mpsc::Receiver<Command>,
         published: &PublishedMailbox,
     ) {
+        let shared = Arc::clone(&self.shared);
+        let listed = shared.common.clock.now();
         // A gateway that leads right after its start may not have processed the former leader's statuses yet. They show
         // which engines serve.
         while let Some(status) = published.try_take() {
             self.apply_status(status).await;
         }
-        self.forward_all().await;
         self.shared.common.send_event(Event::LeadershipChanged { leads: true }).await;
         // Generations from before this epoch, unknown to any current gateway, are older.
         let generation = generation_floor::of_epoch(epoch);
         self.shared.common.send_event(Event::GenerationFloor { generation }).await;
-        takeover::take_over(self).await;
+        let unconfirmed = confirmation::hold_back(&shared.confirmations).await;
+        let ledgers = self.ledger_takeover.take().unwrap_or_else(|| takeover::start_ledgers(&shared));
+        let found = takeover::take_over(self, ledgers).await;
         // Commands from before the takeover did not know what runs. Only `AwaitStub` still applies.
         let mut holds = Vec::new();
         while let Ok(command) = commands.try_recv() {
@@ -71,6 +102,10 @@ impl EngineManager {
         }
         self.shared.common.send_event(Event::AdoptionDone).await;
         self.leading = true;
+        let decides = shared.common.clock.now();
+        let times = TakeoverTimes::new(self.term_since, listed, found.ledgers_taken, decides);
+        shared.takeovers.set(times);
+        log_takeover(epoch, found, times);
         for done in holds {
             self.execute(done).await;
         }
@@ -78,5 +113,23 @@ impl EngineManager {
             self.reassert_replicas(&deployment, placement);
             self.assign(&deployment);
         }
+        drop(unconfirmed);
     }
+}
+
+/// Logs what the takeover found and how long its steps took. See [`TakeoverTimes`].
+fn log_takeover(epoch: u64, found: TakeoverOutcome, times: TakeoverTimes) {
+    let TakeoverOutcome { pools, engines, asked, .. } = found;
+    let TakeoverTimes { lists, ledgers, engines: adoption, total } = times;
+    tracing::info!(
+        epoch,
+        pools,
+        engines,
+        asked,
+        lists_seconds = seconds(lists),
+        ledgers_seconds = seconds(ledgers),
+        engines_seconds = seconds(adoption),
+        total_seconds = seconds(total),
+        "takeover complete: this leader decides from now on"
+    );
 }

@@ -93,6 +93,11 @@ impl PodIndex {
         free.filter_map(move |(_, name)| self.pods.get(name))
     }
 
+    /// Returns the labels of all Pods.
+    pub(in crate::platform) fn labels(&self) -> impl Iterator<Item = &PodLabels> {
+        self.deployments.keys()
+    }
+
     /// Returns the labels of all Pods that no engine has bound.
     pub(in crate::platform) fn free_labels(&self) -> impl Iterator<Item = &PodLabels> {
         self.deployments.iter().filter(|(_, labelled)| !labelled.free.is_empty()).map(|(labels, _)| labels)

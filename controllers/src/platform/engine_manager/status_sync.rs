@@ -77,6 +77,7 @@ impl PublishedIndex {
 }
 
 impl EngineManager {
+    /// Forwards all statuses. A leader does so before its takeover, since no decision may precede what was learned.
     pub(super) async fn forward_all(&self) {
         for published_model in self.published.values() {
             self.forward(published_model, &[]).await;
@@ -97,13 +98,7 @@ impl EngineManager {
         }
     }
 
-    /// Sends measurements that a former leader learned; must precede any decision.
-    pub(in crate::platform) async fn send_all_learned(&self) {
-        for published_model in self.published.values() {
-            self.send_learned(published_model).await;
-        }
-    }
-
+    /// Sends measurements that a former leader learned.
     async fn send_learned(&self, published_model: &PublishedModel) {
         let model = &published_model.model;
         let cheapest = self.shared.placements().cheapest_variant(model).cloned().unwrap_or_default();

@@ -1,10 +1,15 @@
 //! Takes over the pools' ledgers.
+//!
+//! That needs none of the lists that a term begins with, and so goes on while they arrive. An earlier stamp is no worse
+//! than a later one: what a former leader has written before it is in the ledger that is returned, and nothing is
+//! written after it. A former leader reserves before it starts an engine, so each engine of a list has its reservation.
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use futures_util::{StreamExt as _, stream};
+use rouse::units::Tick;
 
-use super::{EngineReservation, MAX_CONCURRENT_CHECKS};
+use super::{EngineReservation, TakeoverTask};
 use crate::{
     crd::ledger::ReservationState,
     ledger::Error,
@@ -13,49 +18,120 @@ use crate::{
 
 /// Maximum number of tries to read a pool's ledger, with pauses of up to a second.
 const MAX_STAMP_TRIES: u32 = 10;
+/// Maximum number of pools that are written at once.
+const MAX_CONCURRENT_STAMPS: usize = 64;
 
-/// Writes the epoch into every pool's ledger; returns which engines have a reservation.
-pub(super) async fn stamp(shared: &Arc<KubernetesContext>) -> Vec<EngineReservation> {
-    let placements = shared.placements();
-    let mut pools: BTreeSet<String> =
-        placements.values().filter_map(|placement| placement.pool.clone()).collect();
-    pools.extend(reserved_pools(shared).await);
-    let stamped =
-        stream::iter(pools).map(|pool| stamp_one(shared, pool)).buffer_unordered(MAX_CONCURRENT_CHECKS);
-    stamped.collect::<Vec<_>>().await.concat()
+/// The takeover of all ledgers, which has begun with the term.
+pub(in crate::platform) type LedgerTakeover = TakeoverTask<TakenLedgers>;
+
+/// Ledgers that have this leader's epoch.
+#[derive(Debug, Default)]
+pub(in crate::platform) struct TakenLedgers {
+    /// The pools that need no other try.
+    pub(super) pools: BTreeSet<String>,
+    /// The engines that have a reservation.
+    pub(super) reservations: Vec<EngineReservation>,
+    /// When the last ledger was written.
+    pub(super) at: Tick,
+    /// The pools with reservations, once they were listed.
+    reserved: Option<BTreeSet<String>>,
 }
 
-async fn stamp_one(shared: &Arc<KubernetesContext>, pool: String) -> Vec<EngineReservation> {
+/// Writes the epoch into every pool's ledger, in a task of its own.
+pub(in crate::platform) fn start(shared: &Arc<KubernetesContext>) -> LedgerTakeover {
+    let shared = Arc::clone(shared);
+    TakeoverTask::start(async move {
+        let mut taken = TakenLedgers::default();
+        taken.take_rest(&shared).await;
+        taken
+    })
+}
+
+/// Returns all ledgers, also those of pools that a model has named only since the start.
+///
+/// The API server may have failed for a while meanwhile. Now that the lists are complete, it answers again. Without the
+/// reservations of a pool, the takeover would miss engines.
+pub(super) async fn finish(shared: &Arc<KubernetesContext>, started: LedgerTakeover) -> TakenLedgers {
+    let mut taken = started.finish().await;
+    taken.take_rest(shared).await;
+    taken
+}
+
+impl TakenLedgers {
+    /// Takes over the ledgers that are still missing.
+    async fn take_rest(&mut self, shared: &Arc<KubernetesContext>) {
+        let is_listed = self.reserved.is_some();
+        if !is_listed {
+            self.reserved = reserved_pools(shared).await;
+        }
+        let mut wanted = placed_pools(shared);
+        wanted.extend(self.reserved.iter().flatten().cloned());
+        let missing = missing_pools(&self.pools, wanted);
+        if is_listed && missing.is_empty() {
+            return;
+        }
+        for (pool, reservations) in stamp(shared, missing).await {
+            self.pools.insert(pool);
+            self.reservations.extend(reservations);
+        }
+        self.at = shared.common.clock.now();
+    }
+}
+
+/// Returns the pools of `wanted` that have not been taken.
+fn missing_pools(taken: &BTreeSet<String>, wanted: BTreeSet<String>) -> BTreeSet<String> {
+    wanted.into_iter().filter(|pool| !taken.contains(pool)).collect()
+}
+
+fn placed_pools(shared: &KubernetesContext) -> BTreeSet<String> {
+    shared.placements().values().filter_map(|placement| placement.pool.clone()).collect()
+}
+
+/// A pool that needs no other try, and which engines have a reservation in it.
+type StampedPool = (String, Vec<EngineReservation>);
+
+/// Writes the epoch into these pools' ledgers. Leaves out pools that another try may write.
+async fn stamp(shared: &Arc<KubernetesContext>, pools: BTreeSet<String>) -> Vec<StampedPool> {
+    let stamped =
+        stream::iter(pools).map(|pool| stamp_one(shared, pool)).buffer_unordered(MAX_CONCURRENT_STAMPS);
+    stamped.collect::<Vec<_>>().await.into_iter().flatten().collect()
+}
+
+async fn stamp_one(shared: &Arc<KubernetesContext>, pool: String) -> Option<StampedPool> {
     let mut pauses = RetryBackoff::new();
     for _ in 0..MAX_STAMP_TRIES {
         match shared.pool_ledger.take_over(&BTreeSet::from([pool.clone()])).await {
-            Ok(ledgers) => {
-                let booked = ledgers.into_values().flat_map(|ledger| ledger.reservations);
-                let booked = booked.map(|entry| EngineReservation {
+            Ok(mut ledgers) => {
+                // A pool that does not exist may be created until the next try.
+                let ledger = ledgers.remove(&pool)?;
+                let booked = ledger.reservations.into_iter().map(|entry| EngineReservation {
                     pool: pool.clone(),
                     asleep: entry.state == ReservationState::Asleep,
                     placed: entry.state == ReservationState::Placed,
                     location: entry.location(),
                     engine: entry.owner(),
                 });
-                return booked.collect();
+                let booked: Vec<EngineReservation> = booked.collect();
+                return Some((pool, booked));
             }
             // The current leader has written its epoch, or will.
-            Err(Error::NotLeading) => return Vec::new(),
+            Err(Error::NotLeading) => return None,
             Err(error @ Error::Replaced { .. }) => {
                 tracing::error!(pool, %error, "cannot take over the pool: nothing can be reserved in it");
-                return Vec::new();
+                return Some((pool, Vec::new()));
             }
             // An unreadable pool must not block the other pools. Nothing can be reserved in it either.
             Err(error) => tracing::warn!(pool, %error, "pool takeover failed, retrying"),
         }
         pauses.pause().await;
     }
-    Vec::new()
+    None
 }
 
 /// Returns the pools with reservations of models in watched namespaces. Models need not name them today.
-async fn reserved_pools(shared: &Arc<KubernetesContext>) -> BTreeSet<String> {
+///
+/// `None` if they cannot be listed.
+async fn reserved_pools(shared: &Arc<KubernetesContext>) -> Option<BTreeSet<String>> {
     let watched = |namespace: &String| {
         shared.namespaces.iter().any(|watched| watched.as_ref().is_none_or(|watched| watched == namespace))
     };
@@ -64,11 +140,27 @@ async fn reserved_pools(shared: &Arc<KubernetesContext>) -> BTreeSet<String> {
         match shared.pool_ledger.pools_with_reservations().await {
             Ok(pools) => {
                 let of_ours = |(_, namespaces): &(String, BTreeSet<String>)| namespaces.iter().any(watched);
-                return pools.into_iter().filter(of_ours).map(|(pool, _)| pool).collect();
+                return Some(pools.into_iter().filter(of_ours).map(|(pool, _)| pool).collect());
             }
             Err(error) => tracing::warn!(%error, "pool list failed, retrying"),
         }
         pauses.pause().await;
     }
-    BTreeSet::new()
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(all: &[&str]) -> BTreeSet<String> {
+        all.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_pool_that_was_not_written_or_that_a_model_has_named_since_the_start_is_taken_over_too() {
+        let taken = names(&["a", "b", "reserved"]);
+        assert_eq!(missing_pools(&taken, names(&["a", "b"])), names(&[]), "none is written twice");
+        assert_eq!(missing_pools(&taken, names(&["a", "c", "d"])), names(&["c", "d"]));
+    }
 }

@@ -37,6 +37,11 @@ impl EngineReservations {
         self.0.get(engine).map(Vec::as_slice).unwrap_or_default()
     }
 
+    /// Whether this engine has a reservation in this pool.
+    pub(super) fn has(&self, engine: &ReservationOwner, pool: &str) -> bool {
+        self.of(engine).iter().any(|entry| entry.pool == pool)
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = &EngineReservation> {
         self.0.values().flatten()
     }
@@ -102,6 +107,9 @@ mod tests {
                 let own: Vec<EngineReservation> =
                     all.iter().filter(|it| it.engine == engine).cloned().collect();
                 prop_assert_eq!(reservations.of(&engine), own.as_slice());
+                for pool in ["p0", "p1", "p2"] {
+                    prop_assert_eq!(reservations.has(&engine, pool), own.iter().any(|it| it.pool == pool));
+                }
                 let reserved = reservations.reserved_placement(&placement, replica, &testing::sidecar());
                 if own.iter().any(|it| Some(&it.pool) == placement.pool.as_ref()) || own.is_empty() {
                     prop_assert_eq!(&reserved, &placement);

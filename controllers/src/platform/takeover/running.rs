@@ -8,7 +8,7 @@ use rouse_net::adapter::EngineHealth;
 use rouse_platform::engine_client::EngineClient;
 use tokio::time;
 
-use super::{EngineReservations, MAX_CONCURRENT_CHECKS, evidence};
+use super::{EngineReservations, TakeoverTask, evidence};
 use crate::{
     crd::inference_model::EngineState,
     engine_pod::EnginePod,
@@ -20,6 +20,10 @@ use crate::{
 
 /// Timeout of all queries to one engine. Engines are queried concurrently.
 const CHECK_TIMEOUT: Duration = Duration::from_millis(1500);
+/// Maximum number of engines that are queried at once.
+///
+/// An engine that does not answer takes [`CHECK_TIMEOUT`]. So 500 engines on lost nodes delay the decisions by 3 s.
+const MAX_CONCURRENT_CHECKS: usize = 256;
 
 /// A running engine, and how the takeover found it.
 pub(super) struct RunningEngine {
@@ -39,14 +43,17 @@ pub(super) struct RunningEngine {
     pub(super) location: Option<ReservationLocation>,
 }
 
-pub(super) async fn find(
-    shared: &Arc<KubernetesContext>,
+/// Returns the engines that run by the records. Those that are `asked` have not been asked yet.
+///
+/// One engine cannot have two Pods. If it does, the newer generation counts.
+pub(super) fn find<'a>(
+    shared: &KubernetesContext,
     reservations: &EngineReservations,
-    pods: impl Iterator<Item = &Arc<EnginePod>>,
+    pods: impl Iterator<Item = &'a Arc<EnginePod>>,
     published: &PublishedIndex,
 ) -> Vec<RunningEngine> {
     let placements = shared.placements();
-    let mut by_pod = Vec::new();
+    let mut all: BTreeMap<EngineId, RunningEngine> = BTreeMap::new();
     for pod in pods.filter(|pod| !pod.terminating && !pod.finished) {
         let placement = placements.of_pod(pod);
         if let (Some(placement), Some((replica, generation)), Some(ip)) = (placement, pod.engine, pod.address)
@@ -57,7 +64,7 @@ pub(super) async fn find(
             // The ledger has lost where an engine of slots is: its stub knows.
             let asked =
                 !evidence::shows_serving(pod, state, reservations.of(&owner)) || !reserved.is_placed();
-            let runs = RunningEngine {
+            let running = RunningEngine {
                 engine: placement.engine_id(replica),
                 generation,
                 placement: reserved,
@@ -69,19 +76,33 @@ pub(super) async fn find(
                 unauthorized: false,
                 location: None,
             };
-            by_pod.push(check_if_asked(shared, runs));
-        }
-    }
-    let mut all: BTreeMap<EngineId, RunningEngine> = BTreeMap::new();
-    let mut by_pod = stream::iter(by_pod).buffer_unordered(MAX_CONCURRENT_CHECKS);
-    while let Some(running) = by_pod.next().await {
-        // One engine cannot have two Pods. If it does, the newer generation counts.
-        let older = all.get(&running.engine).is_some_and(|known| known.generation > running.generation);
-        if !older {
-            all.insert(running.engine.clone(), running);
+            keep_newer(&mut all, running);
         }
     }
     all.into_values().collect()
+}
+
+fn keep_newer(all: &mut BTreeMap<EngineId, RunningEngine>, running: RunningEngine) {
+    let older = all.get(&running.engine).is_some_and(|known| known.generation > running.generation);
+    if !older {
+        all.insert(running.engine.clone(), running);
+    }
+}
+
+/// Asks these engines, in a task of its own.
+pub(super) fn ask(
+    shared: &Arc<KubernetesContext>,
+    engines: Vec<RunningEngine>,
+) -> TakeoverTask<Vec<RunningEngine>> {
+    let shared = Arc::clone(shared);
+    TakeoverTask::start(async move { ask_all(&shared, engines).await })
+}
+
+async fn ask_all(shared: &Arc<KubernetesContext>, engines: Vec<RunningEngine>) -> Vec<RunningEngine> {
+    let answers = stream::iter(engines)
+        .map(|running| check_engine(shared, running))
+        .buffer_unordered(MAX_CONCURRENT_CHECKS);
+    answers.collect().await
 }
 
 /// Result of the queries; absent if there was no good answer in time.
@@ -89,10 +110,6 @@ pub(super) async fn find(
 enum StubCheck {
     Healthy,
     Unauthorized,
-}
-
-async fn check_if_asked(shared: &Arc<KubernetesContext>, running: RunningEngine) -> RunningEngine {
-    if running.asked { check_engine(shared, running).await } else { running }
 }
 
 /// Announces the new leader to the stub, and checks whether the engine serves.
@@ -149,4 +166,37 @@ async fn locate(shared: &Arc<KubernetesContext>, running: &RunningEngine) -> Opt
         running.generation,
     );
     Some(engine_location::location(&stub, running.pod.node.clone()?).await)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::platform::testing;
+
+    fn running(pod: &str, replica: u32, generation: u64) -> RunningEngine {
+        let placement = Arc::new(testing::placement("m0", "chat"));
+        RunningEngine {
+            engine: placement.engine_id(replica),
+            generation: Generation(generation),
+            placement,
+            pod: Arc::new(testing::pod("chat", pod, "m0", "t0")),
+            address: SocketAddr::from(([127, 0, 0, 1], PROXY_PORT)),
+            asked: true,
+            ready: false,
+            served: false,
+            unauthorized: false,
+            location: None,
+        }
+    }
+
+    #[test]
+    fn of_two_pods_of_an_engine_the_newer_generation_counts() {
+        let mut all = BTreeMap::new();
+        for (pod, replica, generation) in [("a", 0, 2), ("b", 1, 1), ("c", 0, 3), ("d", 0, 1), ("e", 1, 2)] {
+            keep_newer(&mut all, running(pod, replica, generation));
+        }
+        let kept: Vec<(&str, u64)> =
+            all.values().map(|kept| (&*kept.pod.name.name, kept.generation.0)).collect();
+        assert_eq!(kept, [("c", 3), ("e", 2)]);
+    }
 }

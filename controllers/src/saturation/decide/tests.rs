@@ -1,6 +1,5 @@
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::Node;
 use rouse::{
     model::{EngineId, VariantName},
     saturation::{Autoscaler, Decision, Role, TargetReason, VariantEngines, ZeroRule},
@@ -11,15 +10,16 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    convert::ConversionPolicy,
-    crd::{AcceleratorPool, InferenceModel},
-    index::{ClusterIndex, WatchScope},
+    index::ClusterIndex,
+    saturation::test_cluster::{POOLS, cluster, node, pool},
 };
 
 const NOW: Tick = Tick(1_780_000_000_000);
+/// Accelerators of each node.
+const ACCELERATORS: u32 = 4;
 
-/// A model with two variants, the cheaper one in the pool `l4` and the other in `h100`: four accelerators each, one for
-/// an engine.
+/// A model with two variants, the cheaper one in the pool `l4` and the other in `h100`, with an accelerator for each
+/// engine.
 struct DecidedWorld {
     index: SaturationIndex,
     tokens: TokenReadings,
@@ -30,48 +30,27 @@ struct DecidedWorld {
     unused_since: Option<Tick>,
 }
 
+/// The cluster of a world. `roles`: those of the two variants.
+fn scaled_cluster(saturation: &Value, roles: [&str; 2]) -> ClusterIndex {
+    let variant = |name: &str, role: &str, cost: u32| {
+        let selector = json!({"pool": name});
+        json!({"name": name, "role": role, "cost": cost, "nodeSelector": selector})
+    };
+    let variants = json!([variant("l4", roles[0], 5), variant("h100", roles[1], 20)]);
+    let spec = json!({"maxReplicas": 4, "saturation": saturation, "variants": variants});
+    cluster(ACCELERATORS, &spec)
+}
+
 impl DecidedWorld {
-    /// `roles`: those of the two variants.
+    /// A world with four accelerators in each pool. `roles`: those of the two variants.
     fn new(saturation: &Value, roles: [&str; 2]) -> Self {
-        let policy = ConversionPolicy { any_backend: false, dual_pods: None };
-        let mut cluster = ClusterIndex::new(WatchScope { policy, nodes: true, namespaces: 1 });
-        for name in ["l4", "h100"] {
-            let pool: AcceleratorPool = serde_json::from_value(json!({
-                "apiVersion": "rouse.dev/v1alpha1", "kind": "AcceleratorPool", "metadata": {"name": name},
-                "spec": {"nodeSelector": {"pool": name}},
-            }))
-            .unwrap();
-            cluster.apply(pool);
-            let node: Node = serde_json::from_value(json!({
-                "metadata": {"name": format!("node-{name}"), "labels": {
-                    "pool": name, "nvidia.com/gpu.memory": "81920",
-                }},
-                "status": {
-                    "allocatable": {"nvidia.com/gpu": "4"},
-                    "conditions": [{"type": "Ready", "status": "True"}],
-                },
-            }))
-            .unwrap();
-            cluster.apply(node);
-        }
-        let variant = |name: &str, role: &str, cost: u32| {
-            let selector = json!({"pool": name});
-            json!({"name": name, "role": role, "cost": cost, "nodeSelector": selector})
-        };
-        let model: InferenceModel = serde_json::from_value(json!({
-            "apiVersion": "rouse.dev/v1alpha1", "kind": "InferenceModel",
-            "metadata": {"name": "qwen", "namespace": "chat", "uid": "u1"},
-            "spec": {
-                "modelName": "qwen", "memory": "40Gi", "containerImage": "vllm:1", "maxReplicas": 4,
-                "saturation": saturation,
-                "variants": [variant("l4", roles[0], 5), variant("h100", roles[1], 20)],
-            },
-        }))
-        .unwrap();
-        cluster.apply(model);
+        Self::of(scaled_cluster(saturation, roles))
+    }
+
+    fn of(mut cluster: ClusterIndex) -> Self {
         let mut index = SaturationIndex::new(1);
         index.set_resolved(cluster.resolved());
-        let variants = ["l4", "h100"].map(|name| (VariantName::from(name), VariantEngines::default()));
+        let variants = POOLS.map(|name| (VariantName::from(name), VariantEngines::default()));
         Self {
             index,
             tokens: TokenReadings::default(),
@@ -96,22 +75,42 @@ impl DecidedWorld {
         id
     }
 
+    fn load(&self, model: ScaledModel<'_>) -> ModelLoad {
+        let sources = LoadSources { index: &self.index, tokens: &self.tokens };
+        ModelLoad {
+            idle_for: self.unused_since.map(|since| NOW.since(since)),
+            ..sources.load(model, &self.fleet, self.replicas.clone())
+        }
+    }
+
     fn decide(&self) -> Decision {
         let model = self.index.models().next().unwrap();
-        let sources = LoadSources { index: &self.index, tokens: &self.tokens };
         let budget = self.index.accelerator_budget(&self.held);
-        let load = ModelLoad {
-            idle_for: self.unused_since.map(|since| NOW.since(since)),
-            accelerators: model.is_limited().then(|| budget.pool()),
-            ..sources.load(model, &self.fleet, self.replicas.clone())
-        };
+        let accelerators = model.is_limited().then(|| budget.pool());
+        let load = ModelLoad { accelerators, ..self.load(model) };
         Autoscaler::new(model.policy(Millis::ZERO)).decide(&load, NOW)
     }
 
     /// The targets of the two variants.
     fn targets(&self) -> [u32; 2] {
         let decision = self.decide();
-        ["l4", "h100"].map(|name| decision.target(&name.into()).unwrap().replicas)
+        POOLS.map(|name| decision.target(&name.into()).unwrap().replicas)
+    }
+
+    /// Makes a step, and returns the accelerators of each pool that it leaves to the models after it. `external`: what
+    /// another autoscaler asks for.
+    fn left_after_step(&self, external: Option<u32>) -> [u32; 2] {
+        let model = self.index.models().next().unwrap();
+        let mut budget = self.index.accelerator_budget(&self.held);
+        let input = ScalingInput {
+            policy: model.policy(Millis::ZERO),
+            load: self.load(model),
+            fleet: &self.fleet,
+            availability: &MetricsAvailability::Known,
+            external,
+        };
+        step(&mut ModelScaling::default(), input, model.is_limited(), &mut budget, NOW);
+        POOLS.map(|pool| budget.pool().free()[pool])
     }
 }
 
@@ -142,6 +141,40 @@ fn with_the_limiter_targets_rise_only_by_what_the_pools_ledgers_leave() {
         assert_eq!(world.targets(), expected, "{limiter}");
         world.held.insert("h100".to_owned(), 4);
         assert_eq!(world.targets(), without_h100, "{limiter}");
+    }
+}
+
+#[test]
+fn a_pool_whose_number_of_accelerators_is_unknown_lifts_no_limit_of_another_of_its_type() {
+    let mut cluster = scaled_cluster(&json!({"limiter": "inventory"}), ["both", "both"]);
+    let labels = json!({"nvidia.com/gpu.product": "H100"});
+    cluster.apply(node("l4", ACCELERATORS, &json!({"metadata": {"labels": labels}})));
+    let uncounted =
+        json!({"metadata": {"labels": labels}, "status": {"allocatable": {"nvidia.com/gpu": null}}});
+    cluster.apply(node("h100", ACCELERATORS, &uncounted));
+    cluster.apply(pool("h100", &json!({"memory": "320Gi"})));
+    let mut world = DecidedWorld::of(cluster);
+    world.engine("l4", 0.95, 9.0);
+    world.held.insert("l4".to_owned(), ACCELERATORS);
+    assert_eq!(world.targets(), [1, 4], "there is none free for a further engine in l4");
+}
+
+#[test]
+fn every_model_takes_what_it_starts_from_those_that_are_decided_after_it() {
+    for limiter in ["none", "inventory"] {
+        let mut cluster = scaled_cluster(&json!({"limiter": limiter}), ["both", "both"]);
+        // The pool l4 has accelerators of two types.
+        for (name, product) in [("node-l4", "L4"), ("node-l4-2", "L40S")] {
+            let labels = json!({"nvidia.com/gpu.product": product});
+            cluster.apply(node("l4", ACCELERATORS, &json!({"metadata": {"name": name, "labels": labels}})));
+        }
+        let mut world = DecidedWorld::of(cluster);
+        world.engine("l4", 0.95, 9.0);
+        world.held.insert("l4".to_owned(), 1);
+        assert_eq!(world.targets(), [4, 1], "{limiter}");
+        assert_eq!(world.left_after_step(None), [4, 3], "{limiter}");
+        assert_eq!(world.left_after_step(Some(3)), [5, 4], "{limiter}: another autoscaler asks for three");
+        assert_eq!(world.left_after_step(Some(1)), [7, 4], "{limiter}: it asks for what runs");
     }
 }
 

@@ -5,12 +5,18 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    convert::{ConversionPolicy, warmup::model_set},
-    crd::{AcceleratorPool, InferenceModel, ledger::ObjectName},
-    index::{ClusterIndex, WatchScope},
-    saturation::index::SaturationIndex,
+    convert::warmup::model_set,
+    crd::ledger::ObjectName,
+    index::ClusterIndex,
+    saturation::{
+        index::SaturationIndex,
+        test_cluster::{self, POOLS},
+    },
     workload::merge,
 };
+
+/// Accelerators of each node.
+const ACCELERATORS: u32 = 2;
 
 /// A model with two variants, in pools of the same names, each with one node of two accelerators of 80 GiB.
 struct World {
@@ -21,30 +27,11 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let policy = ConversionPolicy { any_backend: false, dual_pods: None };
-        let mut cluster = ClusterIndex::new(WatchScope { policy, nodes: true, namespaces: 1 });
-        for name in ["l4", "h100"] {
-            let pool: AcceleratorPool = serde_json::from_value(json!({
-                "apiVersion": "rouse.dev/v1alpha1", "kind": "AcceleratorPool", "metadata": {"name": name},
-                "spec": {"nodeSelector": {"pool": name}},
-            }))
-            .unwrap();
-            cluster.apply(pool);
-        }
-        let variant = |name: &str| json!({"name": name, "nodeSelector": {"pool": name, "zone": "a"}});
-        let model: InferenceModel = serde_json::from_value(json!({
-            "apiVersion": "rouse.dev/v1alpha1", "kind": "InferenceModel",
-            "metadata": {"name": "qwen", "namespace": "chat", "uid": "u1"},
-            "spec": {
-                "modelName": "qwen", "memory": "40Gi", "accelerators": 2, "containerImage": "vllm:1",
-                "saturation": {}, "variants": [variant("l4"), variant("h100")],
-            },
-        }))
-        .unwrap();
-        cluster.apply(model);
+        let variants = POOLS.map(|name| json!({"name": name, "nodeSelector": {"pool": name, "zone": "a"}}));
+        let cluster = test_cluster::cluster(ACCELERATORS, &json!({"accelerators": 2, "variants": variants}));
         let label = label::warm_key(&model_set(&ObjectName::new("chat", "qwen")));
         let mut world = Self { cluster, saturation: SaturationIndex::new(1), label };
-        for name in ["l4", "h100"] {
+        for name in POOLS {
             world.node(name, &json!({}));
         }
         world
@@ -52,17 +39,7 @@ impl World {
 
     /// Applies the node of this pool with these changes.
     fn node(&mut self, pool: &str, changes: &Value) {
-        let mut node = json!({
-            "metadata": {"name": format!("node-{pool}"), "labels": {
-                "pool": pool, "zone": "a", "nvidia.com/gpu.memory": "81920",
-            }},
-            "status": {
-                "allocatable": {"nvidia.com/gpu": "2"},
-                "conditions": [{"type": "Ready", "status": "True"}],
-            },
-        });
-        merge::into(&mut node, changes);
-        let node: Node = serde_json::from_value(node).unwrap();
+        let node = test_cluster::node(pool, ACCELERATORS, changes);
         self.saturation.apply_nodes(&Delta::Applied(WatchedObject::from(node.clone())));
         self.cluster.apply(node);
     }

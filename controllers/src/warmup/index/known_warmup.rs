@@ -8,7 +8,7 @@ use rouse::warmup::{WarmupLimits, WarmupProgress, WarmupRequest};
 use super::nodes::CandidateChange;
 use crate::{
     condition::tick,
-    convert::warmup::{AcceptedWarmup, WarmupTarget, warmup_set},
+    convert::warmup::{AcceptedWarmup, WarmupTarget, spec_hash, warmup_set},
     crd::{Warmup, ledger::ObjectName, warmup::TolerationSpec},
     warmup::targets::{ResolvedTargets, seen_tolerations},
 };
@@ -85,6 +85,7 @@ fn refused_request(warmup: &Warmup) -> WarmupRequest {
     let metadata = &warmup.metadata;
     WarmupRequest {
         generation: metadata.generation.and_then(|at| u64::try_from(at).ok()).unwrap_or_default(),
+        spec_hash: spec_hash(&warmup.spec),
         created: metadata.creation_timestamp.as_ref().map(tick).unwrap_or_default(),
         paused: false,
         limits: WarmupLimits::default(),

@@ -94,6 +94,8 @@ fn the_progress_is_read_back_as_it_was_written() {
     let mut report = report(WarmupReason::Paused);
     report.progress = WarmupProgress {
         phase: WarmupPhase::Paused,
+        start_generation: 2,
+        spec_hash: Some("0a".into()),
         paused_since: Some(Tick(START.0 + 5_000)),
         paused_for: Millis(12_000),
         record: WarmupRecord::from_groups(&groups).unwrap(),
@@ -108,6 +110,16 @@ fn the_progress_is_read_back_as_it_was_written() {
     assert_eq!(object["metadata"], metadata);
     assert_eq!(object["status"]["target"], "model qwen");
     assert_eq!(object["status"]["observedGeneration"], 3);
+}
+
+#[test]
+fn the_status_of_an_earlier_version_begins_with_the_generation_that_it_describes() {
+    let written = WarmupStatus {
+        start_generation: None,
+        ..status(&warmup(None), None, &report(WarmupReason::Warming), START)
+    };
+    let read = progress(&ObjectName::new("chat", "w"), Some(&written));
+    assert_eq!((read.generation, read.start_generation), (3, 3));
 }
 
 /// Returns a record of so many nodes, with a hash of its own for each, and with their uids.

@@ -112,7 +112,7 @@ fn current_snapshot(repository: &Path) -> Result<PathBuf, String> {
         );
     }
     let snapshot = repository.join("snapshots").join(commit);
-    if snapshot.is_dir() { Ok(snapshot) } else { Err("its current snapshot is not there".to_owned()) }
+    if snapshot.is_dir() { Ok(snapshot) } else { Err("its current snapshot does not exist".to_owned()) }
 }
 
 /// Reads the model in a folder with `config.json` and weights.

@@ -81,7 +81,7 @@ fn check_devices(files: &SystemFiles) -> Vec<DoctorFinding> {
     if has("nvidiactl") && !has("nvidia-uvm") {
         findings.push(DoctorFinding::warning(
             AREA,
-            "/dev/nvidia-uvm is not there",
+            "/dev/nvidia-uvm does not exist",
             "CUDA needs it. The first program of root that uses CUDA creates it, and engines may not",
             "nvidia-modprobe -u -c=0 as root, as the unit of the package does before each start",
         ));
@@ -103,7 +103,7 @@ fn check_unit(files: &SystemFiles, user: &str, is_other: bool) -> DoctorFinding 
         return DoctorFinding::warning(
             AREA,
             format!("the unit rouse.service runs as {user}, and this is another user"),
-            "what this user may do says little about the service",
+            "what this user may do proves little about the service",
             format!("sudo -u {user} rouse-gateway doctor --config /etc/rouse/rouse.yaml"),
         );
     }
@@ -183,7 +183,7 @@ mod tests {
             system(&[("dev/nvidia0", ""), ("dev/nvidiactl", ""), ("dev/nvidia-caps", ""), ("dev/null", "")]);
         let found = found(&files, 0);
         assert_eq!(found[0], (FindingLevel::Ok, "2 device files of GPUs can be used".to_owned()));
-        assert_eq!(found[1].1, "/dev/nvidia-uvm is not there");
+        assert_eq!(found[1].1, "/dev/nvidia-uvm does not exist");
     }
 
     /// Root may open everything.

@@ -4,6 +4,10 @@
 //! from there takes the path of any client's request: it waits for its model, counts in the metrics and is limited like
 //! others. Its key is named `admin` and may use every model, so an operator needs no key of the inference API. The
 //! answer passes through unchanged. When the operator leaves, the connection is closed, and that cancels the request.
+//!
+//! The client here is hyper's and not `rouse_net::http_client`. That one connects to addresses only, keeps no header of
+//! a response, and its parser drops the headers `x-rouse-*`, which are an engine's there and the gateway's own here.
+//! Three more abilities, which no other caller needs, would be more code than [`RelayedChat`].
 
 use std::{
     error::Error as _,

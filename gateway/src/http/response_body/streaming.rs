@@ -3,7 +3,7 @@
 //! Apart from the response's body, because the connection shares it and cuts it when the client stalls.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::{Cell, OnceCell, RefCell},
     future::poll_fn,
     pin::Pin,
     rc::Rc,
@@ -15,7 +15,7 @@ use std::{
 use bytes::Bytes;
 use http::StatusCode;
 use http_body::Body as _;
-use rouse::{fault::DisconnectPhase, fleet::quote::WaitRange};
+use rouse::{fault::DisconnectPhase, fleet::quote::WaitRange, units::Millis};
 use rouse_config::OnDisconnect;
 use rouse_net::{
     lease::Gate,
@@ -42,12 +42,13 @@ pub(crate) struct StreamingBody {
     handed_at: Cell<Option<Instant>>,
     /// When the last frame was handed over, if that frame was known to be the last.
     pub(super) ended_at: Cell<Option<Instant>>,
-    gate: RefCell<Option<Arc<Gate>>>,
+    /// The gate of the engine that answers, once one does.
+    gate: OnceCell<Arc<Gate>>,
     pub(super) socket: Rc<ClientSocket>,
     pub(super) context: Rc<RequestContext>,
     on_disconnect: OnDisconnect,
     form: ApiSchema,
-    stall_timeout: Duration,
+    stall_timeout: Millis,
 }
 
 #[expect(
@@ -139,12 +140,12 @@ impl StreamingBody {
             // The head counts as handed over: the connection may never poll for a frame after it.
             handed_at: Cell::new(Some(now)),
             ended_at: Cell::new(None),
-            gate: RefCell::new(gate),
+            gate: gate.map_or_else(OnceCell::new, OnceCell::from),
             socket: body_context.socket,
             context: body_context.context,
             on_disconnect: body_context.on_disconnect,
             form: body_context.form,
-            stall_timeout: body_context.stall_timeout,
+            stall_timeout: body_context.stall_timeout.into(),
         });
         streaming_body.socket.watch_body(&streaming_body);
         streaming_body
@@ -166,7 +167,7 @@ impl StreamingBody {
 
     /// Whether the engine drains (its gate is closed), which shortens a stalled client's time.
     pub(crate) fn is_engine_draining(&self) -> bool {
-        self.gate.borrow().as_ref().is_some_and(|gate| !gate.is_open())
+        self.gate.get().is_some_and(|gate| !gate.is_open())
     }
 
     /// Records that the connection is cut because the client reads nothing.
@@ -219,7 +220,7 @@ impl StreamingBody {
                     };
                     match result {
                         Ok(answer) => {
-                            *self.gate.borrow_mut() = Some(answer.gate);
+                            self.gate.set(answer.gate).unwrap_or_default();
                             let (head, body) = answer.response.into_parts();
                             self.context.set_phase(DisconnectPhase::Streaming);
                             // The head that went out promised uncompressed events, so no other body may follow it.
@@ -287,7 +288,7 @@ impl StreamingBody {
     fn send_last_event(&self, state: &mut StreamingState, mut event: Bytes) -> ResponseFramePoll {
         let split = self.socket.is_multiplexed() && event.len() > 1;
         let rest = split.then(|| event.split_off(event.len() - 1));
-        let deadline = Box::pin(tokio::time::sleep(self.stall_timeout));
+        let deadline = Box::pin(tokio::time::sleep(self.stall_timeout.duration()));
         *state = StreamingState::Failing { remainder: rest, flushed: Rc::default(), deadline };
         self.hand_over(ScratchFrame::Owned(event), Instant::now())
     }
@@ -338,6 +339,7 @@ pub(crate) struct StreamingBodyContext {
 
 impl Drop for StreamingBody {
     fn drop(&mut self) {
+        self.socket.unwatch_body(self);
         let state = self.state.replace(StreamingState::Ended);
         self.drain_if_required(state);
     }

@@ -15,6 +15,7 @@ use super::*;
 use crate::{
     http::{
         NoopMetricsSink,
+        request_context::RequestEnvironment,
         testing::{CannedEngine, InProcessGateway, change_model, completion_request, sse_response},
     },
     serve::{LocalExecutor, ShutdownStage, socket::ClientSocket},
@@ -108,13 +109,14 @@ async fn waiting(patience: Duration) -> (TcpStream, Rc<ClientSocket>, Rc<Streami
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let socket = ClientSocket::new(listener.accept().await.unwrap().0, ShutdownStage::Serving);
-    let meter: Arc<dyn crate::http::RequestMetricsSink> = Arc::new(NoopMetricsSink);
-    let clock = rouse_net::lease::TickClock::new(Instant::now(), rouse::units::Tick(0));
+    let environment = Arc::new(RequestEnvironment {
+        metrics_sink: Arc::new(NoopMetricsSink),
+        clock: rouse_net::lease::TickClock::new(Instant::now(), rouse::units::Tick(0)),
+    });
     let parts = StreamingBodyContext {
         socket: Rc::clone(&socket),
         context: RequestContext::new(
-            &meter,
-            clock,
+            &environment,
             Instant::now(),
             http::HeaderValue::from_static("id"),
             "chat",
@@ -162,6 +164,30 @@ async fn a_broken_answer_does_not_wait_for_ever_to_be_written() {
     let since = Instant::now();
     assert!(matches!(poll_fn(|cx| streaming_body.poll(None, cx)).await, Some(Err(ResponseAborted))));
     assert!(since.elapsed() >= Duration::from_millis(200));
+}
+
+/// Beside its connection, a stream has these, the engine's connection, and its key's charge.
+#[test]
+fn an_open_stream_is_small() {
+    // With the counts, an allocation of 512 bytes.
+    assert!(size_of::<StreamingBody>() <= 496, "{}", size_of::<StreamingBody>());
+    // With the counts, an allocation of 256 bytes.
+    assert!(size_of::<RequestContext>() <= 240, "{}", size_of::<RequestContext>());
+}
+
+#[tokio::test]
+async fn the_memory_of_a_body_that_has_ended_is_free_while_its_connection_is_idle() {
+    for multiplexed in [false, true] {
+        let (_client, socket, streaming_body) = waiting(Duration::from_secs(60)).await;
+        if multiplexed {
+            socket.set_multiplexed();
+            socket.unwatch_body(&streaming_body);
+            socket.watch_body(&streaming_body);
+        }
+        assert_eq!(socket.watched_bodies(), 1, "{multiplexed}");
+        drop(streaming_body);
+        assert_eq!(socket.watched_bodies(), 0, "{multiplexed}");
+    }
 }
 
 #[tokio::test]

@@ -41,7 +41,7 @@ pub enum MemoryMeterError {
     #[error("cannot read the gateway's state directory: {0}; run this as the gateway's user")]
     State(io::Error),
     #[error(
-        "accelerator {0} has no meter that says what an engine uses there, and its engines do not run on the CPU: set \
+        "accelerator {0} has no meter that reports what an engine uses there, and its engines do not run on the CPU: set \
          memory by hand"
     )]
     NoMeter(AcceleratorId),

@@ -10,7 +10,7 @@ use rouse_platform::{
 
 use super::{engine_task::LocalEngine, start_checks, state_store::StoredPhase};
 
-/// A step under way; its result tells whether the health watch starts next.
+/// A step under way. Its result decides whether the health watch starts next.
 pub(super) type LocalStepFuture = Pin<Box<dyn Future<Output = AfterStep> + Send>>;
 pub(super) type HealthWatchFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 

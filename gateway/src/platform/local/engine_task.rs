@@ -3,7 +3,7 @@
 //! Work is a future that this task polls, not a task of its own. A superseding command or the end of the process drops
 //! the future, and with it its connection. So no work can report on behalf of a generation that has ended.
 
-use std::{future::pending, net::SocketAddr, pin::Pin, sync::Arc};
+use std::{net::SocketAddr, sync::Arc};
 
 use nix::sys::signal::Signal;
 use rouse::{
@@ -15,7 +15,7 @@ use rouse::{
 };
 use rouse_config::EngineConfig;
 use rouse_net::{process::ProcessGroup, timer::sleep_until_some};
-use rouse_platform::engine_client::EngineClient;
+use rouse_platform::{engine_client::EngineClient, poll_if_some};
 use tokio::{sync::mpsc, time::Instant};
 
 use super::{
@@ -164,13 +164,6 @@ async fn reap(
     // From here on the supervisor accepts a new generation; the driver learns that next.
     drop(commands);
     shared.common.send_event(Event::Gone { engine: id.clone(), generation: *generation, cause }).await;
-}
-
-async fn poll_if_some<T>(work: &mut Option<Pin<Box<dyn Future<Output = T> + Send>>>) -> T {
-    match work {
-        Some(work) => work.as_mut().await,
-        None => pending().await,
-    }
 }
 
 impl LocalEngine {

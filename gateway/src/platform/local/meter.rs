@@ -176,7 +176,7 @@ impl LocalContext {
     }
 }
 
-/// Whether the list of processes tells who uses the memory.
+/// Whether the list of processes names the users of the memory.
 ///
 /// In a container without the host's pid namespace, NVML answers with an empty list however much memory is in use.
 pub(crate) fn names_owners(by_pid: &BTreeMap<u32, Bytes>, used: Bytes) -> bool {
@@ -227,10 +227,10 @@ mod tests {
 
     #[test]
     fn an_empty_list_of_processes_beside_used_memory_names_no_owners() {
-        let (nobody, somebody) = (BTreeMap::new(), BTreeMap::from([(7, Bytes::gib(30))]));
-        assert!(!names_owners(&nobody, Bytes::gib(30)), "a container, which sees no processes");
-        assert!(names_owners(&nobody, Bytes::mib(3)), "an idle accelerator");
-        assert!(names_owners(&somebody, Bytes::gib(31)));
+        let (none, one) = (BTreeMap::new(), BTreeMap::from([(7, Bytes::gib(30))]));
+        assert!(!names_owners(&none, Bytes::gib(30)), "a container, which sees no processes");
+        assert!(names_owners(&none, Bytes::mib(3)), "an idle accelerator");
+        assert!(names_owners(&one, Bytes::gib(31)));
     }
 
     #[test]

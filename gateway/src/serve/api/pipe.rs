@@ -7,7 +7,7 @@ use tokio::{
     sync::watch,
 };
 
-use super::WorkerConnections;
+use super::connections::WorkerConnections;
 use crate::{
     http::{ServerContext, WorkerContext},
     serve::{ShutdownStage, balance::CoreLoads, client_address::ConnectionSource},

@@ -4,11 +4,25 @@ use std::{sync::Arc, time::Duration};
 
 use rouse::fault::Fault;
 use rouse_net::lease::Gate;
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::{TcpListener, TcpStream},
+};
 
-use super::*;
-use crate::http::testing::{
-    CannedEngine, InProcessGateway, RawHttpClient, completion_request, raw_request, sse_response,
-    wait_until_no_leases,
+use super::{
+    connections::WorkerConnections,
+    worker::{MAX_BLOCKING_THREADS, runtime},
+    *,
+};
+use crate::{
+    http::{
+        NoopMetricsSink, WorkerContext,
+        testing::{
+            CannedEngine, InProcessGateway, RawHttpClient, completion_request, raw_request, sse_response,
+            wait_until_no_leases,
+        },
+    },
+    serve::socket::ClientSocket,
 };
 
 /// Starts a gateway where clients reach only the first core's socket.
@@ -110,6 +124,29 @@ fn a_core_keeps_what_it_accepts_while_the_less_loaded_one_has_no_room() {
             assert_eq!(client.read_response().await.status, 200);
         }
     });
+}
+
+/// Beside these an idle connection has what tokio keeps for a socket, its part of the list of connections, and its
+/// key's secret.
+#[tokio::test]
+async fn an_idle_connection_is_small() {
+    let gateway = InProcessGateway::start(|_| {});
+    let shared = ServerContext::new(
+        Arc::clone(&gateway.driver) as Arc<dyn crate::http::DriverApi>,
+        Arc::clone(&gateway.config),
+        Arc::new(NoopMetricsSink),
+    );
+    let core = WorkerContext::new(shared, watch::channel(ShutdownStage::Serving).1);
+    let loads = CoreLoads::new(1);
+    let connections = WorkerConnections::new(core, Arc::default(), None, Arc::clone(&loads), 0);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let socket = ClientSocket::new(listener.accept().await.unwrap().0, ShutdownStage::Serving);
+    // With tokio's 104 bytes, the task is an allocation of 640 bytes.
+    let task = size_of_val(&connections.connection(socket, false, loads.add_connection(0)));
+    assert!(task <= 536, "{task}");
+    // With its counts, an allocation of 320 bytes.
+    assert!(size_of::<ClientSocket>() <= 304, "{}", size_of::<ClientSocket>());
 }
 
 #[tokio::test]

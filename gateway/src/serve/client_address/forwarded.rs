@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use http::{HeaderMap, HeaderName, header};
 use rouse_config::ForwardedHeader;
+use rouse_net::quoted::closing_quote;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// A port has at most five digits.
@@ -101,15 +102,6 @@ fn split_parameter(text: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
         }
     };
     (after.is_empty() || after.starts_with(b";")).then_some((name, value, after))
-}
-
-fn closing_quote(text: &[u8]) -> Option<usize> {
-    let mut escaped = false;
-    text.iter().position(|byte| {
-        let closes = *byte == b'"' && !escaped;
-        escaped = *byte == b'\\' && !escaped;
-        closes
-    })
 }
 
 /// Parses an address with or without a port: `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1`, `[2001:db8::1]`,

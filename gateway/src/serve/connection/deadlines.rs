@@ -9,11 +9,10 @@ use std::{
     time::Duration,
 };
 
-use rouse_config::ApiLimits;
 use rouse_net::server::deadlines::{DeadlineTimer, Deadlines, IdleEnd, IdleLimits, IdleState, NextCheck};
 use tokio::time::{Instant, Sleep};
 
-use super::{ConnectionEnd, MAX_STALL_WHILE_DRAINING, TIMER_GRANULARITY};
+use super::{ConnectionEnd, ConnectionLimits, MAX_STALL_WHILE_DRAINING, TIMER_GRANULARITY};
 use crate::{
     http::response_body::StreamingBody,
     serve::{ShutdownStage, socket::ClientSocket},
@@ -34,7 +33,14 @@ pub(super) struct ConnectionDeadlines<'a> {
 /// What is due when.
 struct DeadlineRules<'a> {
     socket: &'a ClientSocket,
-    limits: &'a ApiLimits,
+    limits: &'a ConnectionLimits,
+    /// Boxed, because nearly all connections end before the gateway asks them to. `None`: nothing of it has begun.
+    closing: Option<Box<ClosingTimes>>,
+}
+
+/// When the connection's end began, seen from the gateway.
+#[derive(Debug, Default)]
+struct ClosingTimes {
     draining_since: Option<Instant>,
     terminate_at: Option<Instant>,
     /// When the gateway asked the client to end the connection.
@@ -42,23 +48,24 @@ struct DeadlineRules<'a> {
 }
 
 impl<'a> ConnectionDeadlines<'a> {
-    pub(super) const fn new(limits: &'a ApiLimits, socket: &'a ClientSocket) -> Self {
-        Self {
-            rules: DeadlineRules {
-                socket,
-                limits,
-                draining_since: None,
-                terminate_at: None,
-                close_requested_at: None,
-            },
-            checks: DeadlineTimer::new(TIMER_GRANULARITY),
-        }
+    pub(super) const fn new(limits: &'a ConnectionLimits, socket: &'a ClientSocket) -> Self {
+        Self { rules: DeadlineRules { socket, limits, closing: None }, checks: DeadlineTimer::new() }
+    }
+
+    pub(super) const fn socket(&self) -> &'a ClientSocket {
+        self.rules.socket
+    }
+
+    /// How long the connection may last before the first check.
+    pub(super) const fn first_timeout(&self) -> Duration {
+        self.rules.limits.header_read.duration()
     }
 
     /// Returns true the first time: the caller must then ask the client to end the connection.
     pub(super) fn request_close(&mut self) -> bool {
-        let first = self.rules.close_requested_at.is_none();
-        self.rules.close_requested_at.get_or_insert_with(Instant::now);
+        let closing = self.rules.closing.get_or_insert_default();
+        let first = closing.close_requested_at.is_none();
+        closing.close_requested_at.get_or_insert_with(Instant::now);
         first
     }
 
@@ -70,12 +77,12 @@ impl<'a> ConnectionDeadlines<'a> {
     /// Checks the deadlines. Ready when one of them ends the connection.
     pub(super) fn poll(&mut self, timer: Pin<&mut Sleep>, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
         let socket = self.rules.socket;
-        let rules = &mut self.rules;
-        if socket.stage() > ShutdownStage::Serving && rules.draining_since.is_none() {
-            rules.draining_since = Some(Instant::now());
-        }
-        if socket.stage() == ShutdownStage::Terminating && rules.terminate_at.is_none() {
-            rules.terminate_at = Some(Instant::now() + 2 * TIMER_GRANULARITY);
+        if socket.stage() > ShutdownStage::Serving {
+            let closing = self.rules.closing.get_or_insert_default();
+            closing.draining_since.get_or_insert_with(Instant::now);
+            if socket.stage() == ShutdownStage::Terminating {
+                closing.terminate_at.get_or_insert_with(|| Instant::now() + 2 * TIMER_GRANULARITY);
+            }
         }
         let end = ready!(self.checks.poll(&self.rules, timer, cx));
         if matches!(end, ConnectionEnd::Stalled) {
@@ -93,6 +100,7 @@ impl<'a> ConnectionDeadlines<'a> {
 
 impl Deadlines for DeadlineRules<'_> {
     type End = ConnectionEnd;
+    const GRANULARITY: Duration = TIMER_GRANULARITY;
 
     fn is_idle(&self) -> bool {
         self.socket.exchanges() == 0
@@ -102,17 +110,17 @@ impl Deadlines for DeadlineRules<'_> {
         let socket = self.socket;
         if self.is_idle() {
             let rest = self.idle_deadline().0;
-            let at = Some(self.terminate_at.map_or(rest, |ending| ending.min(rest)));
+            let at = Some(self.terminate_at().map_or(rest, |ending| ending.min(rest)));
             return NextCheck { at, checks_soon: false };
         }
         let soon = socket.write_blocked_since().is_some()
             || socket.any_stalled()
             || (socket.is_multiplexed() && socket.all_stalled_since().is_some());
-        NextCheck { at: self.terminate_at, checks_soon: soon }
+        NextCheck { at: self.terminate_at(), checks_soon: soon }
     }
 
     fn expired(&self, now: Instant) -> Option<ConnectionEnd> {
-        if self.terminate_at.is_some_and(|at| at <= now) {
+        if self.terminate_at().is_some_and(|at| at <= now) {
             return Some(ConnectionEnd::Terminating);
         }
         if self.is_idle() {
@@ -124,6 +132,10 @@ impl Deadlines for DeadlineRules<'_> {
 }
 
 impl DeadlineRules<'_> {
+    fn terminate_at(&self) -> Option<Instant> {
+        self.closing.as_ref()?.terminate_at
+    }
+
     /// When a connection without an exchange ends, and why.
     fn idle_deadline(&self) -> (Instant, ConnectionEnd) {
         let (state, blocked) = (self.socket.idle_state(), self.socket.write_blocked_since());
@@ -131,7 +143,7 @@ impl DeadlineRules<'_> {
             let (IdleState::KeepAlive { since }
             | IdleState::NoRequest { since }
             | IdleState::ReadingHead { since }) = state;
-            let ends = match self.close_requested_at {
+            let ends = match self.closing.as_ref().and_then(|closing| closing.close_requested_at) {
                 // hyper ends the connection: its last GOAWAY names the accepted streams. This deadline is for a client
                 // that does not answer.
                 Some(asked) => since.max(asked) + GOAWAY_TIMEOUT,
@@ -145,7 +157,8 @@ impl DeadlineRules<'_> {
             write_stall: self.limits.client_stall.duration(),
             drain: DRAIN_IDLE_TIMEOUT,
         };
-        let (at, end) = limits.deadline(state, blocked, self.draining_since);
+        let draining_since = self.closing.as_ref().and_then(|closing| closing.draining_since);
+        let (at, end) = limits.deadline(state, blocked, draining_since);
         let end = match end {
             IdleEnd::NotStarted => ConnectionEnd::NotStarted,
             IdleEnd::SlowHead => ConnectionEnd::SlowHead,

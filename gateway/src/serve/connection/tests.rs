@@ -41,7 +41,7 @@ async fn frames_that_are_none_and_floods_of_resets_break_http2_and_leaving_does_
 #[tokio::test]
 async fn a_head_behind_an_answer_that_is_not_out_is_not_timed_out_but_its_client_cut() {
     let gateway = InProcessGateway::start(|_| {});
-    let limits = gateway.config.load().limits;
+    let limits = ConnectionLimits::from(&gateway.config.load().limits);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let socket = ClientSocket::new(listener.accept().await.unwrap().0, ShutdownStage::Serving);

@@ -9,7 +9,10 @@ use super::{
     fleet::FleetInstallation,
     objects::{ENGINES, cold_name},
 };
-use crate::{installation::blocking, load::BackgroundLoad};
+use crate::{
+    installation::{ClusterGateway, blocking},
+    load::BackgroundLoad,
+};
 
 /// From the Lease to the first decision, as promised. The decision here is a new Deployment, after a reservation.
 const MAX_TAKEOVER: Duration = Duration::from_secs(5);
@@ -53,6 +56,8 @@ pub(super) async fn check(
         held.seen - signalled,
         fleet.size.models * ENGINES as usize
     );
+    let (_, place) = fleet.leader().await;
+    print_steps(&fleet.gateways[place].process);
     assert!(took <= MAX_TAKEOVER, "the new leader decided {took:?} after it had the Lease");
     let answer = asked.await.unwrap();
     assert_eq!(answer.status, 200, "{answer:?}");
@@ -60,4 +65,13 @@ pub(super) async fn check(
         leader.wait().await;
     }
     ended
+}
+
+/// Prints how long the steps of the new leader's takeover took, by its own clock.
+fn print_steps(leader: &ClusterGateway) {
+    let metrics = leader.metrics();
+    let steps = metrics.lines().filter_map(|line| line.strip_prefix("rouse_takeover_seconds{step=\""));
+    let steps: Vec<String> = steps.map(|step| step.replace("\"}", "")).collect();
+    println!("steps of the takeover, in seconds: {}", steps.join(", "));
+    assert_eq!(steps.len(), 4, "a leader that decides has the times of its takeover: {steps:?}");
 }

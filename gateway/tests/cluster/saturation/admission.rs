@@ -5,7 +5,9 @@ use kube::{ResourceExt, api::DeleteParams};
 use rouse_controllers::crd::{InferenceModel, inference_model::EngineState};
 use serde_json::json;
 
-use super::{QUICK, after_readings, awake, awake_pods, report_load, set_faults, state, target, targets};
+use super::{
+    QUICK, after_readings, awake, awake_pods, pods_in, report_load, set_faults, state, target, targets,
+};
 use crate::{installation::Installation, memory::until_metric};
 
 const ENGINES_READ: &str = "outcome=\"done\",source=\"engines\"";
@@ -48,14 +50,6 @@ async fn an_engine_that_gets_no_memory_is_given_up_until_memory_is_released() {
         |model: &InferenceModel| awake(model) == 2 && state(model, "InsufficientMemory").0 == "False";
     world.until("qwen", "both engines", has_both).await;
     until_metric(&gateway, &format!("rouse_replicas_refused_by_memory{labels} 0")).await;
-}
-
-/// The Pods of the engines in this state.
-async fn pods_in(world: &Installation<'_>, model: &InferenceModel, state: EngineState) -> Vec<Pod> {
-    let engines = model.status.as_ref().map(|status| status.engines.as_slice()).unwrap_or_default();
-    let names: Vec<&str> =
-        engines.iter().filter(|engine| engine.state == state).map(|engine| engine.pod.as_str()).collect();
-    world.running().await.into_iter().filter(|pod| names.contains(&pod.name_any().as_str())).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

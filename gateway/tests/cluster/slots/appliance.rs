@@ -77,7 +77,7 @@ async fn a_server_that_stops_answering_gets_no_new_containers_on_any_node_until_
         assert!(event.message.unwrap_or_default().contains(&server.url));
     }
     let refused = a.kubelet.allocate_ids("late", &device.resource(), &device.slots([1])).await.unwrap_err();
-    assert!(refused.contains("is not seen by this node"), "{refused}");
+    assert!(refused.contains("this node does not find the device"), "{refused}");
     assert_eq!(device.object().await, claimed, "a container keeps its slot, and nobody gets another one");
 
     server.answer_with(204);

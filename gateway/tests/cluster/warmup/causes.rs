@@ -174,16 +174,18 @@ async fn is_present(fixture: &WarmupFixture<'_>, name: &str, message: &'static s
     assert_eq!(fixture.kubelet.count(&node, &image), 1, "{name}");
 }
 
-/// The kubelet has evicted the first Pod, which says nothing about the image.
+/// The kubelet evicts Pods for a while, which says nothing about the image.
 async fn is_evicted(fixture: &WarmupFixture<'_>) {
     let (world, node) = (&fixture.world, fixture.node("a"));
     let text = "The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi, available: 8Gi.";
-    fixture.kubelet.script(&node, "evicted:1", [PodReport::Evicted(text), PodReport::Present]);
+    fixture.kubelet.script(&node, "evicted:1", [PodReport::Evicted(text)]);
     world.warmup("evicted", fixture.spec(&["a"], &["evicted:1"], json!({"backoffLimit": 1}))).await;
     let named = |status: &WarmupStatus| !cause(status, &node).is_empty();
     world.until_warmup("evicted", "a cause", named).await;
+    // Only now: the cause of a single eviction is gone half a second later, maybe before the status is watched.
+    fixture.kubelet.script(&node, "evicted:1", [PodReport::Present]);
     world.until_completed("evicted").await;
-    assert_eq!(fixture.kubelet.count(&node, "evicted:1"), 2);
+    assert!(fixture.kubelet.count(&node, "evicted:1") >= 2);
 }
 
 /// The limit counts the failures of a node: with more, it has failed.

@@ -40,8 +40,13 @@ impl WarmupFixture<'static> {
 impl<'a> WarmupFixture<'a> {
     /// Starts the kubelet and a gateway.
     pub(super) fn over(world: Installation<'a>) -> Self {
+        Self::with_settings(world, SETTINGS)
+    }
+
+    /// Starts the kubelet and a gateway with these settings in its section `kubernetes`.
+    pub(super) fn with_settings(world: Installation<'a>, settings: &str) -> Self {
         let kubelet = PlayedKubelet::start(world.pods());
-        let gateway = world.gateway_with("gateway-0", SETTINGS);
+        let gateway = world.gateway_with("gateway-0", settings);
         Self { world, kubelet, gateway }
     }
 

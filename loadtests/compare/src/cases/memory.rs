@@ -41,6 +41,12 @@ pub(crate) struct MemoryArgs {
     programs: ProgramArgs,
 }
 
+/// What a proxy holds while its memory is read.
+enum MemoryCase {
+    IdleConnections,
+    OpenStreams,
+}
+
 /// Bytes of memory, for each round.
 #[derive(Debug, Default)]
 struct MemoryFigures {
@@ -75,8 +81,9 @@ impl MemoryArgs {
             let mut figures = MemoryFigures::default();
             for round in 1..=self.rounds {
                 let at = || format!("{target}, round {round}");
-                let connection = self.per_connection(environment, target, address).await.with_context(at)?;
-                let stream = self.per_stream(environment, target, address).await.with_context(at)?;
+                let measure = |case| self.measure(environment, target, address, case);
+                let connection = measure(MemoryCase::IdleConnections).await.with_context(at)?;
+                let stream = measure(MemoryCase::OpenStreams).await.with_context(at)?;
                 eprintln!("round {round} {target}: {connection:.0} B/connection, {stream:.0} B/stream");
                 figures.per_connection.push(connection);
                 figures.per_stream.push(stream);
@@ -87,14 +94,19 @@ impl MemoryArgs {
         Ok(text)
     }
 
-    async fn per_connection(
+    /// Measures the bytes of one connection or stream, on a proxy that serves nothing else.
+    async fn measure(
         &self,
         environment: &BenchEnvironment,
         target: ComparedProxy,
         engine: SocketAddr,
+        case: MemoryCase,
     ) -> anyhow::Result<f64> {
         let proxy = environment.start(target, 1, engine).await?;
-        let measured = self.idle_connections(target, &proxy).await;
+        let measured = match case {
+            MemoryCase::IdleConnections => self.idle_connections(target, &proxy).await,
+            MemoryCase::OpenStreams => self.open_streams(target, &proxy).await,
+        };
         proxy.stop().await;
         kill_orphans();
         measured
@@ -111,19 +123,6 @@ impl MemoryArgs {
         let before = watched.memory()?;
         let idle = IdleConnections::open(&requests).await?;
         Ok(watched.memory()?.saturating_sub(before) as f64 / idle.count() as f64)
-    }
-
-    async fn per_stream(
-        &self,
-        environment: &BenchEnvironment,
-        target: ComparedProxy,
-        engine: SocketAddr,
-    ) -> anyhow::Result<f64> {
-        let proxy = environment.start(target, 1, engine).await?;
-        let measured = self.open_streams(target, &proxy).await;
-        proxy.stop().await;
-        kill_orphans();
-        measured
     }
 
     async fn open_streams(&self, target: ComparedProxy, proxy: &RunningProxy) -> anyhow::Result<f64> {

@@ -31,8 +31,8 @@ pin_project! {
         abort_watch: AbortWatch,
         pub(super) pool: ConnectionPool,
         connection: Option<UpstreamConnection>,
-        // The part of the request that the engine had not read when it began to answer.
-        unsent: UnsentRequest,
+        // The part of the request that the engine had not read when it began to answer. Nearly always there is none.
+        unsent: Option<Box<UnsentRequest>>,
         // The pool key to return the connection under; `None` when it cannot be reused.
         pool_key: Option<ConnectionKey>,
     }
@@ -40,13 +40,7 @@ pin_project! {
 
 impl UpstreamStream {
     pub(in crate::relay) fn new(watch: AbortWatch, pool: ConnectionPool) -> Pin<Box<Self>> {
-        Box::pin(Self {
-            abort_watch: watch,
-            pool,
-            connection: None,
-            unsent: UnsentRequest::empty(),
-            pool_key: None,
-        })
+        Box::pin(Self { abort_watch: watch, pool, connection: None, unsent: None, pool_key: None })
     }
 
     pub(in crate::relay) fn abort_watch(self: Pin<&mut Self>) -> Pin<&mut AbortWatch> {
@@ -62,7 +56,7 @@ impl UpstreamStream {
     ) {
         let this = self.project();
         *this.connection = Some(connection);
-        *this.unsent = unsent;
+        *this.unsent = (!unsent.is_empty()).then(|| Box::new(unsent));
         *this.pool_key = home;
     }
 
@@ -94,10 +88,15 @@ impl UpstreamStream {
             }
         }
         while !decoder.is_done() {
-            if let Poll::Ready(Err(_)) = connection.poll_send(this.unsent, cx) {
+            let sent = match this.unsent {
+                Some(unsent) => connection.poll_send(unsent, cx),
+                None => connection.poll_flush(cx),
+            };
+            if let Poll::Ready(Err(_)) = sent {
                 connection.must_close = true;
-                this.unsent.abandon();
-                if let Some(fault) = this.unsent.take_fault() {
+                if let Some(mut unsent) = this.unsent.take()
+                    && let Some(fault) = unsent.take_fault()
+                {
                     return Poll::Ready(Err(fault));
                 }
             }
@@ -123,7 +122,9 @@ impl UpstreamStream {
     pub(super) fn finish(self: Pin<&mut Self>, now: Instant) {
         let this = self.project();
         let Some(connection) = this.connection.take() else { return };
-        let clean = this.unsent.is_empty() && connection.read_buffer.is_empty() && !connection.must_close;
+        let clean = this.unsent.as_ref().is_none_or(|unsent| unsent.is_empty())
+            && connection.read_buffer.is_empty()
+            && !connection.must_close;
         if let (Some(key), true) = (*this.pool_key, clean) {
             this.pool.put(key, connection, now);
         }

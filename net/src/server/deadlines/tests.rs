@@ -99,6 +99,7 @@ impl ScriptedDeadlines {
 
 impl Deadlines for ScriptedDeadlines {
     type End = Instant;
+    const GRANULARITY: Duration = Duration::from_millis(10);
 
     fn is_idle(&self) -> bool {
         self.idle
@@ -120,7 +121,7 @@ async fn a_timer_that_fires_for_a_deadline_that_has_moved_is_set_again() {
     let (near, far) = (start + Duration::from_millis(20), start + Duration::from_millis(60));
     let deadlines = ScriptedDeadlines::new(true, NextCheck { at: Some(near), checks_soon: false });
     let mut timer = pin!(sleep_until(start + after(3600)));
-    let mut checks = DeadlineTimer::new(Duration::from_millis(20));
+    let mut checks = DeadlineTimer::new();
     let ended = poll_fn(|cx| {
         let polled = checks.poll(&deadlines, timer.as_mut(), cx);
         // The timer is set for the earlier moment and fires then, without an end.
@@ -137,12 +138,12 @@ async fn a_stall_is_checked_at_the_granularity_and_an_exchange_without_a_stall_n
     let far = start + after(3600);
     let stall = ScriptedDeadlines::new(false, NextCheck { at: None, checks_soon: true });
     let mut timer = pin!(sleep_until(far));
-    let mut checks = DeadlineTimer::new(Duration::from_millis(10));
+    let mut checks = DeadlineTimer::new();
     let ended = poll_fn(|cx| checks.poll(&stall, timer.as_mut(), cx)).await;
     assert!(ended >= start + Duration::from_millis(20) && ended < far);
     let quiet = ScriptedDeadlines::new(false, NextCheck::default());
     let mut timer = pin!(sleep_until(far));
-    let mut checks = DeadlineTimer::new(Duration::from_millis(10));
+    let mut checks = DeadlineTimer::new();
     let polled = poll_fn(|cx| Poll::Ready(checks.poll(&quiet, timer.as_mut(), cx))).await;
     assert!(polled.is_pending());
     assert_eq!((timer.deadline(), quiet.checks.get()), (far, 0));

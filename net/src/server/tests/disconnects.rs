@@ -131,14 +131,7 @@ fn a_body_that_ends_early_may_still_be_answered() {
 #[test]
 fn a_body_that_another_task_reads_is_woken_when_the_loop_reads_in_its_place() {
     for polls_loop_last in [false, true] {
-        let body = Rc::new(RefCell::new(None));
-        let held = Rc::clone(&body);
-        let mut server = TestServer::new(move |request: TestRequest| {
-            *held.borrow_mut() = Some(request.into_body());
-            pending()
-        });
-        server.send(POST);
-        let mut body = body.take().unwrap();
+        let (mut server, mut body) = server_and_held_body(pending, POST);
         let flag = Arc::<WakeFlag>::default();
         let waker = Waker::from(Arc::clone(&flag));
         let mut poll = || Pin::new(&mut body).poll_frame(&mut Context::from_waker(&waker));
@@ -168,14 +161,7 @@ fn a_body_that_another_task_reads_is_woken_when_the_loop_reads_in_its_place() {
 #[test]
 fn a_disconnect_is_noticed_after_another_task_has_read_or_dropped_the_body() {
     for reads_all in [false, true] {
-        let body = Rc::new(RefCell::new(None));
-        let held = Rc::clone(&body);
-        let mut server = TestServer::new(move |request: TestRequest| {
-            *held.borrow_mut() = Some(request.into_body());
-            pending()
-        });
-        server.send(POST);
-        let mut body: Http1RequestBody<ClientIo> = body.take().unwrap();
+        let (mut server, mut body) = server_and_held_body(pending, POST);
         let waker = Waker::from(Arc::<WakeFlag>::default());
         let mut cx = Context::from_waker(&waker);
         assert!(Pin::new(&mut body).poll_frame(&mut cx).is_pending());
@@ -193,14 +179,7 @@ fn a_disconnect_is_noticed_after_another_task_has_read_or_dropped_the_body() {
 
 #[test]
 fn a_body_that_outlives_its_connection_is_woken_and_fails() {
-    let body = Rc::new(RefCell::new(None));
-    let held = Rc::clone(&body);
-    let mut server = TestServer::new(move |request: TestRequest| {
-        *held.borrow_mut() = Some(request.into_body());
-        pending()
-    });
-    server.send(POST);
-    let mut body: Http1RequestBody<ClientIo> = body.take().unwrap();
+    let (server, mut body) = server_and_held_body(pending, POST);
     let flag = Arc::<WakeFlag>::default();
     let waker = Waker::from(Arc::clone(&flag));
     let mut cx = Context::from_waker(&waker);
@@ -209,6 +188,41 @@ fn a_body_that_outlives_its_connection_is_woken_and_fails() {
     assert!(flag.take());
     let end = Pin::new(&mut body).poll_frame(&mut cx);
     assert!(matches!(end, Poll::Ready(Some(Err(RequestBodyError::Disconnected)))));
+}
+
+/// A reader must never take a cut body for a whole one.
+#[test]
+fn a_body_that_outlives_its_exchange_unread_is_woken_and_fails_once() {
+    for (framing, part, has_arrived) in [
+        ("content-length: 3", "ab", false),
+        ("transfer-encoding: chunked", "2\r\nab\r\n", false),
+        ("content-length: 3", "abc", true),
+        ("transfer-encoding: chunked", "2\r\nab\r\n0\r\n\r\n", true),
+    ] {
+        let frames = Rc::<Frames>::default();
+        let feed = Rc::clone(&frames);
+        let respond = move || std::future::ready(Response::new(TestBody::stream(&feed, false)));
+        let request = format!("POST / HTTP/1.1\r\n{framing}\r\n\r\n{part}");
+        let (mut server, mut body) = server_and_held_body(respond, &request);
+        let flag = Arc::<WakeFlag>::default();
+        let waker = Waker::from(Arc::clone(&flag));
+        let mut cx = Context::from_waker(&waker);
+        if !has_arrived {
+            let part = Pin::new(&mut body).poll_frame(&mut cx);
+            assert!(
+                matches!(part, Poll::Ready(Some(Ok(frame))) if frame.data_ref().is_some_and(|d| d == "ab"))
+            );
+            assert!(Pin::new(&mut body).poll_frame(&mut cx).is_pending());
+        }
+        frames.add(None);
+        server.run();
+        assert_eq!(flag.take(), !has_arrived, "{framing}: the task that waits for the body is woken");
+        assert!(!body.is_end_stream() && body.size_hint().exact().is_none(), "{framing}");
+        let end = Pin::new(&mut body).poll_frame(&mut cx);
+        assert!(matches!(end, Poll::Ready(Some(Err(RequestBodyError::ExchangeEnded)))), "{framing}: {end:?}");
+        assert!(matches!(Pin::new(&mut body).poll_frame(&mut cx), Poll::Ready(None)));
+        assert!(!body.is_end_stream(), "{framing}");
+    }
 }
 
 #[test]

@@ -48,7 +48,7 @@ async fn each_accelerator_that_fails_is_named_with_its_cause() {
     assert_eq!(asked(&one).await, (500, "GPU-b: accelerator GPU-b is lost\n".to_owned()));
 
     let missing = memory(Arc::new(MissingDriver), nvml::QUERY_TIMEOUT).await;
-    let why = "no NVIDIA driver found (libnvidia-ml.so.1 is not there)";
+    let why = "no NVIDIA driver found (libnvidia-ml.so.1 does not exist)";
     assert_eq!(asked(&missing).await, (500, format!("GPU-a: {why}\nGPU-b: {why}\nGPU-c: {why}\n")));
 }
 

@@ -17,7 +17,10 @@ use http_body_util::BodyExt as _;
 use rouse::{fault::Fault, units};
 use rouse_net::{
     relay::RequestBodyStream,
-    server::{Http1RequestBody, RequestBodyError},
+    server::{
+        Http1RequestBody, RequestBodyError,
+        body_rate::{MinRateTimer, RATE_WINDOW},
+    },
 };
 use tokio::time::{Instant, Sleep, sleep};
 
@@ -38,7 +41,8 @@ pub(super) async fn buffer_body(
     context: &Rc<RelayThreadContext>,
     socket: &Rc<RelaySocket>,
 ) -> Result<(Bytes, Option<RequestBodyStream>), Fault> {
-    let (most, within) = (context.proxy.settings.max_body, context.proxy.settings.body_timeout);
+    let settings = &context.proxy.settings;
+    let (most, within) = (settings.max_body, settings.body_timeout);
     let declared = body.size_hint().exact();
     if declared.is_some_and(|length| length > most) {
         return Err(too_large(most));
@@ -60,17 +64,18 @@ pub(super) async fn buffer_body(
         return Err(too_large(most));
     }
     let remaining = declared.map(|length| length - so_far);
-    let idle = Box::pin(sleep(within));
     socket.set_upload_open(true);
-    let (core, socket) = (Rc::clone(context), Rc::clone(socket));
     let rest = RemainingBody {
         body,
-        context: core,
-        socket,
+        context: Rc::clone(context),
+        socket: Rc::clone(socket),
         received_bytes: so_far,
         max_bytes: most,
         idle_timeout: within,
-        idle_timer: idle,
+        idle_timer: Box::pin(sleep(within)),
+        is_waiting: false,
+        min_rate: settings.body_rate,
+        rate: MinRateTimer::new(settings.body_rate, RATE_WINDOW.min(within)),
     };
     Ok((gathered, Some(RequestBodyStream { remaining, body: Box::pin(rest) })))
 }
@@ -85,7 +90,7 @@ async fn body_timeout(socket: &RelaySocket, within: Duration) {
     }
 }
 
-/// Returns a small body whole, or the beginning of a larger one. The flag tells whether it is complete.
+/// Returns a small body whole, or the beginning of a larger one. The flag: whether it is complete.
 async fn read_prefix(body: &mut RelayRequestBody, declared: Option<u64>) -> Result<(Bytes, bool), Fault> {
     let mut gathered = BytesMut::new();
     let mut first = Bytes::new();
@@ -119,12 +124,33 @@ struct RemainingBody {
     idle_timeout: Duration,
     /// Fires when the next frame is overdue.
     idle_timer: Pin<Box<Sleep>>,
+    /// The engine has taken all that has arrived, so the client is the one to wait for.
+    is_waiting: bool,
+    /// In bytes a second.
+    min_rate: units::Bytes,
+    rate: MinRateTimer,
 }
 
 impl RemainingBody {
     /// Longest pause from now on: shorter once the connection is closing.
     fn max_pause(&self) -> Duration {
         if self.socket.is_closing() { self.idle_timeout.min(CLOSING_BODY_TIMEOUT) } else { self.idle_timeout }
+    }
+
+    /// Waits for the client. Ready with the fault when the client is too slow.
+    fn poll_wait(&mut self, cx: &mut Context<'_>) -> Poll<Fault> {
+        // The relay passes frames on as they arrive, and holds none of them.
+        if self.rate.poll_wait(self.received_bytes, 0, cx).is_ready() {
+            let what = format!("the body arrived slower than --body-rate ({}/s)", self.min_rate);
+            return Poll::Ready(Fault::RequestTimeout { what });
+        }
+        let latest = Instant::now() + self.max_pause();
+        if !std::mem::replace(&mut self.is_waiting, true) || latest < self.idle_timer.deadline() {
+            self.idle_timer.as_mut().reset(latest);
+        }
+        ready!(self.idle_timer.as_mut().poll(cx));
+        let what = format!("no byte of its body arrived for {:?}", self.max_pause());
+        Poll::Ready(Fault::RequestTimeout { what })
     }
 }
 
@@ -137,16 +163,10 @@ impl Body for RemainingBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
-            let latest = Instant::now() + self.max_pause();
-            if latest < self.idle_timer.deadline() {
-                self.idle_timer.as_mut().reset(latest);
-            }
-            ready!(self.idle_timer.as_mut().poll(cx));
-            let what = format!("no byte of its body arrived for {:?}", self.max_pause());
-            return Poll::Ready(Some(Err(Fault::RequestTimeout { what })));
+            return self.poll_wait(cx).map(|fault| Some(Err(fault)));
         };
-        let next = Instant::now() + self.max_pause();
-        self.idle_timer.as_mut().reset(next);
+        self.is_waiting = false;
+        self.rate.pause();
         let frame = frame.map(|frame| frame.map_err(|error| aborted_body(&error)));
         if let Some(Ok(frame)) = &frame {
             let bytes = frame.data_ref().map_or(0, Bytes::len);

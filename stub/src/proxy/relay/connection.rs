@@ -54,7 +54,7 @@ pub(super) async fn serve(context: Rc<RelayThreadContext>, socket: Rc<RelaySocke
         let service = |request| exchange::serve(&context, &socket, request);
         let mut http1 = Http1Connection::new(Rc::clone(&socket), service, limits, pool, dates);
         let mut deadlines = RelayDeadlines::new(&context.proxy.settings, &socket);
-        let mut checks = DeadlineTimer::new(STALL_CHECK_INTERVAL);
+        let mut checks = DeadlineTimer::new();
         let mut timer = pin!(sleep(context.proxy.settings.head_timeout));
         poll_fn(|cx| {
             if let Poll::Ready(end) = http1.poll(cx) {
@@ -119,6 +119,7 @@ impl<'a> RelayDeadlines<'a> {
 
 impl Deadlines for RelayDeadlines<'_> {
     type End = RelayConnectionEnd;
+    const GRANULARITY: Duration = STALL_CHECK_INTERVAL;
 
     fn is_idle(&self) -> bool {
         self.idle.state().is_some()

@@ -60,6 +60,8 @@ fn check(
         prop_assert_eq!(index.get(&name).map(|pod| &**pod), pods.get(&name));
         prop_assert_eq!(index.is_given_up(&name), surplus.contains_key(&name));
     }
+    let labelled = pods.values().map(PodLabels::of);
+    prop_assert!(index.labels().cloned().eq(labelled.collect::<BTreeSet<PodLabels>>()));
     let unbound = pods.values().filter(|pod| pod.is_free()).map(PodLabels::of);
     prop_assert!(index.free_labels().cloned().eq(unbound.collect::<BTreeSet<PodLabels>>()));
     for (model, variant) in MODELS.into_iter().flat_map(|model| VARIANTS.map(|variant| (model, variant))) {

@@ -92,7 +92,7 @@ fn what_is_no_model_is_left_out_with_the_reason() {
     fs::remove_file(no_ref.repository.join("refs/main")).unwrap();
     assert!(no_ref.read().unwrap_err().contains("no refs/main"));
     for (commit, why) in
-        [("../../../etc", "names no commit"), ("", "names no commit"), ("abc", "is not there")]
+        [("../../../etc", "names no commit"), ("", "names no commit"), ("abc", "does not exist")]
     {
         let bad = CacheFixture::new();
         fs::write(bad.repository.join("refs/main"), commit).unwrap();

@@ -3,15 +3,10 @@
 //! The gateway opens regular files alone, so these files are given to the journal itself.
 
 use rouse::{
-    fleet::{
-        command::Command,
-        event::{AdoptedEngine, CanaryVerdict},
-    },
-    model::{
-        Accelerator, AcceleratorId, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelName, SleepLevel,
-    },
+    fleet::{command::Command, event::CanaryVerdict},
+    model::{EngineMemory, SleepLevel},
     sim::simulated_model,
-    units::{Bytes, Generation},
+    units::Bytes,
 };
 use rouse_net::lease::TickClock;
 use rouse_platform::Platform;
@@ -19,12 +14,14 @@ use tokio::{sync::mpsc::Sender, time::Instant};
 
 use super::*;
 use crate::{
-    driver::{DriverHandle, ParkRequest, QuotedWait},
+    driver::{
+        DriverHandle,
+        tests::{START, adopted_in, configured_with, name, park_request},
+    },
     metrics::Metrics,
 };
 
 const MODELS: usize = 25;
-const START: Tick = Tick(1_000_000_000);
 /// A wait for the disk would hold up each wake for ever. Two medians differ by far less.
 const MAX_DELAY: Duration = Duration::from_millis(20);
 /// Lines of configurations that precede the wakes: more than a pipe holds.
@@ -46,33 +43,9 @@ impl Platform for InstantPlatform {
     }
 }
 
-fn name(n: usize) -> ModelName {
-    format!("model-{n:02}").into()
-}
-
-fn gpu(n: usize) -> AcceleratorId {
-    format!("gpu-{n}").into()
-}
-
 fn configured() -> Event {
     let memory = EngineMemory { awake: Bytes::gib(20), asleep: Bytes::gib(1), host: Bytes::ZERO };
-    let accelerators = (0..MODELS).map(|n| Accelerator::new(gpu(n), Bytes::gib(24))).collect();
-    let models = (0..MODELS).map(|n| simulated_model(name(n), memory)).collect();
-    let configuration = FleetConfig { settings: FleetSettings::default(), accelerators, models };
-    Event::Configured { configuration: Box::new(configuration) }
-}
-
-fn asleep(n: usize) -> Event {
-    let found = AdoptedEngine {
-        address: ([127, 0, 0, 1], 9).into(),
-        accelerators: vec![gpu(n)],
-        asleep: Some(SleepLevel::One),
-        ready: true,
-        fingerprint: 1,
-        last_lease_end: START,
-        started: START,
-    };
-    Event::Adopted { engine: EngineId::new(name(n), 0), generation: Generation(1), found }
+    configured_with((0..MODELS).map(|n| simulated_model(name(n), memory)).collect(), MODELS)
 }
 
 /// Returns the median time from a request's arrival to its lease, over one wake of each model.
@@ -85,7 +58,8 @@ async fn median_wake(journal: Option<JournalFile>) -> Duration {
     let measure = async {
         handle.send_event(configured());
         handle.refresh().await;
-        for event in (0..MODELS).map(asleep).chain([Event::AdoptionDone]) {
+        let asleep = (0..MODELS).map(|n| adopted_in(n, Some(SleepLevel::One)));
+        for event in asleep.chain([Event::AdoptionDone]) {
             events_tx.send(event).await.unwrap();
         }
         for _ in 0..RELOADS {
@@ -108,18 +82,7 @@ async fn median_wake(journal: Option<JournalFile>) -> Duration {
 
 /// Waits for a lease on an engine that sleeps. Returns when it was granted.
 async fn wake(handle: &DriverHandle, n: usize) -> Instant {
-    let arrived = handle.clock().now();
-    let request = ParkRequest {
-        model: name(n),
-        band: 0,
-        key: String::new(),
-        client: 0,
-        arrived,
-        deadline: arrived + Millis::secs(60),
-        stream: true,
-        required_engine: None,
-        quoted: QuotedWait::default(),
-    };
+    let request = park_request(n, handle.clock().now());
     let mut granted = handle.park(request).await.unwrap();
     let at = Instant::now();
     granted.canary.take().expect("the first request proves the engine").report(CanaryVerdict::Passed);
