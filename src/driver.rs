@@ -96,7 +96,7 @@ impl DriverCore {
         self.fleet.issued(&self.plan.commands, now);
         platform.decided(self, batch, now);
         if self.plan.gave_up()
-            && let Some(work) = self.chain.record_plan_given_up(batch, &self.plan.commands)
+            && let Some(work) = self.chain.record_given_up_plan(batch, &self.plan.commands)
         {
             platform.gave_up(&work);
         }

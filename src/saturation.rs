@@ -45,7 +45,9 @@ pub use self::{
     autoscaler::Autoscaler,
     decision::{Decision, LastDecision, ModelLoad, SaturationPolicy},
     fleet_load::{AwakeEngine, FleetLoad, VariantEngines},
-    metrics_availability::{MetricsAvailability, PeakLoad, ReadingTimes, hold_for_unread, replica_metrics},
+    metrics_availability::{
+        MetricsAvailability, PeakLoad, ReadingTimes, count_unread_as_pending, replica_metrics,
+    },
     model_scaling::{
         ModelScaling, RecordedTarget, ReplicaOrder, SaturationVerdict, ScalingDirection, ScalingInput,
         ScalingStep,

@@ -1,6 +1,6 @@
 //! The driver's turn in simulated worlds, whose own checks find each of four defects that are put back by hand.
 //!
-//! Each defect is a switch of the simulated gateway, and none of the product. Without it, the same world breaks no
+//! Each defect is a switch of the simulated gateway; the product has none. Without it, the same world breaks no
 //! invariant. A follower stands on a platform of its own, because no simulated world has two gateways.
 
 #[path = "driver/follower.rs"]
@@ -57,13 +57,13 @@ fn served(scenario: Scenario, requests: u64) -> SimulatedWorld {
     world
 }
 
-/// What a world reports first if this defect is put back.
+/// The first violation that a world with this defect reports.
 fn finding(scenario: Scenario, defect: PlatformDefect) -> String {
     let outcome = world(scenario, Some(defect)).run_until(Millis::secs(60));
     outcome.expect_err("the defect is found").to_string()
 }
 
-/// A request that wants to be served by a cold model arrives with or without a flood.
+/// A request that waits for a cold model arrives, with or without a flood of impatient ones.
 fn cold_model(is_flooded: bool) -> Scenario {
     let arrival = Millis::secs(1);
     let patient = with_stream(
@@ -108,8 +108,8 @@ fn a_waiter_gets_the_memory_of_an_engine_as_soon_as_its_last_stream_ends() {
 }
 
 #[test]
-fn a_waiter_beside_an_idle_engine_whose_last_lease_ended_unheard_is_found() {
-    let finding = finding(waiter_beside_a_stream(), PlatformDefect::UnheardLeaseEnd);
+fn a_waiter_beside_an_idle_engine_whose_last_lease_ended_unnoticed_is_found() {
+    let finding = finding(waiter_beside_a_stream(), PlatformDefect::MissedLeaseEnd);
     assert!(
         finding.contains("holder#0 1 is idle since") && finding.contains("waiters beside it: 1"),
         "{finding}"
@@ -122,7 +122,7 @@ fn a_gate_that_opens_before_the_routes_lead_to_it_is_found() {
     assert!(finding.contains("the gate of cold#0 1 opens before the routes lead to it"), "{finding}");
 }
 
-/// An engine runs without requests, and has one place for two.
+/// A pinned engine with one place receives two requests.
 fn full_engine() -> Scenario {
     let model = ModelSpec { pinned: true, max_concurrency: Some(1), ..scripts::model("full", 20) };
     let first = with_stream(scenario("full", vec![model]), Millis::secs(20), "full", Millis::secs(2));
@@ -165,7 +165,7 @@ fn random_worlds_find_the_defects_and_break_no_invariant_without_them() {
     let requests_first = random_worlds_that_find(PlatformDefect::RequestsFirst, "behind requests");
     assert_eq!(requests_first, RANDOM_WORLDS, "each world has a flood");
     // In some worlds no engine ever serves.
-    let unheard = random_worlds_that_find(PlatformDefect::UnheardLeaseEnd, "but the driver counts");
+    let unheard = random_worlds_that_find(PlatformDefect::MissedLeaseEnd, "but the driver counts");
     assert!(unheard > RANDOM_WORLDS / 2, "{unheard} worlds find the unheard end of a lease");
     let opens = random_worlds_that_find(PlatformDefect::OpensBeforeRoutes, "before the routes lead to it");
     assert!(opens > RANDOM_WORLDS / 2, "{opens} worlds find the gate that opens too early");

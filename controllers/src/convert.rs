@@ -107,8 +107,8 @@ pub struct ModelVariant {
     /// yet: the index sets [`AcceleratorRequirement::InPool`] or
     /// [`AcceleratorRequirement::Slots`].
     pub spec: ModelSpec,
-    /// The fields of the object that have engines of it run without requests, for texts; `None` if none has.
-    pub kept_awake_by: Option<&'static str>,
+    /// The fields that keep an engine awake without requests, for messages. Each of them alone does.
+    pub kept_awake_by: Vec<&'static str>,
     pub node_selector: BTreeMap<String, String>,
     /// The model's template merged with the variant's patch, if the variant has one.
     pub template: Option<PodTemplateJson>,
@@ -294,7 +294,7 @@ fn external(
             idle: awake,
             ..model_spec(spec, engine, common, nothing, (1, 1))
         },
-        kept_awake_by: None,
+        kept_awake_by: Vec::new(),
         node_selector: BTreeMap::new(),
         template: None,
     }
@@ -353,7 +353,7 @@ fn variants(
                 ),
                 ..model_spec(spec, engine, common, memory, replicas)
             },
-            kept_awake_by: (replicas.0 > 0).then_some("minReplicas"),
+            kept_awake_by: (replicas.0 > 0).then_some("minReplicas").into_iter().collect(),
             node_selector: written.node_selector.as_ref().unwrap_or(&spec.node_selector).clone(),
             template,
         });

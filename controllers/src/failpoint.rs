@@ -32,8 +32,8 @@ pub(crate) fn hit() {
 
 /// Whether replicas of this model that still start are taken for replicas that serve, and orders are forgotten.
 ///
-/// `ROUSE_TEST_UNPROTECTED_MODEL` names the model. The design document has a timeline of such a model, which no setting
-/// brings about.
+/// `ROUSE_TEST_UNPROTECTED_MODEL` names the model. The design document has a timeline without protection, and no
+/// setting turns protection off.
 pub(crate) fn is_unprotected(model: &str) -> bool {
     cfg!(debug_assertions)
         && std::env::var_os("ROUSE_TEST_UNPROTECTED_MODEL").is_some_and(|unprotected| unprotected == model)

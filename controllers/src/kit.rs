@@ -19,7 +19,7 @@ mod threads;
 
 pub(crate) use self::{
     component::{Component, run},
-    tasks::Tasks,
+    tasks::{Tasks, outcome},
     terms::Terms,
     threads::ControllerThread,
 };

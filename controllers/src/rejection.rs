@@ -59,9 +59,9 @@ pub enum Rejection {
     Namespace { pool: String, namespace: String },
     #[error(
         "the pool '{pool}' does not allow models that stay awake without requests (pinnable is false): remove \
-         {field}, or choose another pool with nodeSelector"
+         {fields}, or choose another pool with nodeSelector"
     )]
-    Pinned { pool: String, field: &'static str },
+    Pinned { pool: String, fields: String },
     #[error("{0}")]
     Unsupported(&'static str),
 }

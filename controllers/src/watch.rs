@@ -159,8 +159,8 @@ fn name(metadata: &ObjectMeta) -> ObjectName {
 
 /// Number of objects per list request. An object may be many times the size of what is kept of it.
 ///
-/// On a busy machine each page takes a fixed time more, in which both programs wait for a core: a new leader lists 5,000
-/// Pods before it decides.
+/// On a busy machine each page adds a fixed time, in which both programs wait for a core. Pages are large because a new
+/// leader lists 5,000 Pods before it decides.
 ///
 /// A watch that begins with all objects (`sendInitialEvents`) would need no pages, but takes the API server longer. The
 /// client library also starts it at version 0, which allows objects of any age, where a new leader must see the last

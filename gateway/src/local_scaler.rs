@@ -25,7 +25,7 @@ use rouse::{
     model::{EngineId, ModelName, VariantName},
     saturation::{
         AwakeEngine, FleetLoad, MetricsAvailability, ModelLoad, ModelScaling, ReadingTimes, ReplicaOrder,
-        ScalingInput, ScalingStep, VariantState, hold_for_unread, replica_metrics,
+        ScalingInput, ScalingStep, VariantState, count_unread_as_pending, replica_metrics,
     },
     units::{Millis, Tick},
 };
@@ -216,7 +216,7 @@ impl<D: DriverClient> LocalScaler<D> {
         let times = ReadingTimes { interval: settings.interval, window: settings.window };
         let peak = |engine: &AwakeEngine| self.peaks.peak(&engine.id, engine.generation, now);
         let (replicas, availability) = replica_metrics(&fleet.awake, times, now, peak);
-        hold_for_unread(&mut states, &fleet.awake, &replicas, times, now);
+        count_unread_as_pending(&mut states, &fleet.awake, &replicas, times, now);
         self.log_availability(name, &availability);
         let load = ModelLoad { replicas, states, thresholds, parked: fleet.parked, ..ModelLoad::default() };
         let loads = VariantLoad::of_variants(&load);

@@ -1,4 +1,4 @@
-//! Polls work of an engine that may be absent.
+//! Awaits work that may be absent.
 
 use std::{future::pending, pin::Pin};
 

@@ -18,8 +18,8 @@ pub struct TurnChain {
     length: u32,
     /// A plan of this chain gave up.
     plan_gave_up: bool,
-    /// A plan that gave up is reported. Stays until all plans of a chain come to rest: the turns of a busy gateway each
-    /// begin a chain.
+    /// A plan that gave up has been reported. Reset after a chain in which no plan gave up: on a busy gateway each turn
+    /// begins a chain.
     plan_reported: bool,
 }
 
@@ -55,7 +55,7 @@ impl TurnChain {
 
     /// Records that the plan of a turn gave up. Returns a report, but none in the chains that follow while their plans
     /// give up too.
-    pub(super) fn record_plan_given_up(
+    pub(super) fn record_given_up_plan(
         &mut self,
         events: &[Event],
         commands: &[Command],
@@ -182,20 +182,20 @@ mod tests {
         let commands = [Command::AwaitStub { engine, generation: Generation(1) }];
         let mut chain = TurnChain::default();
         chain.begin();
-        let report = chain.record_plan_given_up(&events, &commands).expect("the first one").to_string();
+        let report = chain.record_given_up_plan(&events, &commands).expect("the first one").to_string();
         let start = "gave up after 8 passes of one plan that each added a command; models: chat; \
                      last: chat#0 is drained; > ";
         assert!(report.starts_with(start), "{report}");
         for _ in 0..10 {
-            assert_eq!(chain.record_plan_given_up(&events, &commands), None, "in the same chain");
+            assert_eq!(chain.record_given_up_plan(&events, &commands), None, "in the same chain");
         }
         for _ in 0..10 {
             chain.begin();
-            assert_eq!(chain.record_plan_given_up(&events, &commands), None, "in a chain that follows");
+            assert_eq!(chain.record_given_up_plan(&events, &commands), None, "in a chain that follows");
         }
         // The plans of one chain come to rest.
         chain.begin();
         chain.begin();
-        assert!(chain.record_plan_given_up(&events, &commands).is_some());
+        assert!(chain.record_given_up_plan(&events, &commands).is_some());
     }
 }

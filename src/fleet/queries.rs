@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Fleet {
-    /// Whether targets say how many engines of this model run, even if there are none yet.
+    /// Whether targets set how many engines of this model run, even if there are none yet.
     #[must_use]
     pub fn is_scaled(&self, model: &ModelName) -> bool {
         self.planner.is_scaled(model)

@@ -2,6 +2,8 @@
 //!
 //! What is missing, not a number or old is unknown, never zero.
 
+use std::collections::BTreeSet;
+
 use super::{AwakeEngine, ReplicaMetrics, VariantState};
 use crate::units::{Millis, Tick};
 
@@ -58,25 +60,25 @@ pub struct ReadingTimes {
 
 impl ReadingTimes {
     /// Whether the engine has been awake for long enough to be read.
-    fn have_passed(self, engine: &AwakeEngine, now: Tick) -> bool {
+    fn reading_is_due(self, engine: &AwakeEngine, now: Tick) -> bool {
         engine.since + self.interval + self.interval < now
     }
 }
 
 /// Counts engines that have just become awake, and whose load is not read yet, as pending.
 ///
-/// The load of the others would add the engines that these already are. One that has had time to be read is not
-/// pending, but of unknown load. `replicas`: what [`replica_metrics`] returned for `awake`.
-pub fn hold_for_unread(
+/// Otherwise the load of the other engines would add engines that already exist. An engine that had time to be read is
+/// not pending: its load is unknown. `replicas`: what [`replica_metrics`] returned for `awake`.
+pub fn count_unread_as_pending(
     states: &mut [VariantState],
     awake: &[AwakeEngine],
     replicas: &[ReplicaMetrics],
     times: ReadingTimes,
     now: Tick,
 ) {
-    for AwakeEngine { id, .. } in awake.iter().filter(|engine| !times.have_passed(engine, now)) {
-        let name = id.to_string();
-        if replicas.iter().any(|metrics| metrics.replica == name) {
+    let read: BTreeSet<&str> = replicas.iter().map(|metrics| metrics.replica.as_str()).collect();
+    for AwakeEngine { id, .. } in awake.iter().filter(|engine| !times.reading_is_due(engine, now)) {
+        if read.contains(id.to_string().as_str()) {
             continue;
         }
         if let Some(state) = states.iter_mut().find(|state| state.variant == id.variant) {
@@ -98,7 +100,7 @@ pub fn replica_metrics(
     for engine in awake {
         let load = peak(engine);
         let (kv_use, waiting) = load.map_or((None, None), |load| (load.kv_use, load.waiting));
-        if (kv_use.is_none() || waiting.is_none()) && times.have_passed(engine, now) {
+        if (kv_use.is_none() || waiting.is_none()) && times.reading_is_due(engine, now) {
             unknown += 1;
             is_stale |= load.is_some_and(|load| load.newest + window < now);
         }
@@ -174,7 +176,7 @@ mod tests {
             };
             let (replicas, _) = replica_metrics(&engines, TIMES, NOW, peak);
             let mut states = [VariantState { current: 2, ..VariantState::default() }];
-            hold_for_unread(&mut states, &engines, &replicas, TIMES, NOW);
+            count_unread_as_pending(&mut states, &engines, &replicas, TIMES, NOW);
             let load = ModelLoad { replicas, states: states.to_vec(), ..ModelLoad::default() };
             let decision = Autoscaler::new(SaturationPolicy::default()).decide(&load, NOW);
             (states[0].pending, decision.targets[0].replicas)

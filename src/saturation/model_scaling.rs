@@ -114,7 +114,7 @@ impl ModelScaling {
 
     /// Returns the targets that the fleet has: those by the load, or the numbers of another autoscaler.
     #[must_use]
-    pub const fn sent(&self) -> &BTreeMap<VariantName, u32> {
+    pub const fn sent_targets(&self) -> &BTreeMap<VariantName, u32> {
         &self.sent
     }
 

@@ -1,7 +1,7 @@
 //! Checks the invariants against the physical truth. Each message names what was broken, and by which engine.
 
 mod dependencies;
-mod driver_rest;
+mod idle_driver;
 mod quiescence;
 mod reservations;
 

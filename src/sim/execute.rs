@@ -399,7 +399,9 @@ impl SimulatedWorld {
             && let Some(gate) = self.gates.get_mut(engine).filter(|gate| none_succeeds || !gate.open)
             && let Some(returned) = self.waiters.get(&waiter).and_then(|id| self.clients.get(id))
         {
-            self.tally.add("grants on a gate that the same plan closed");
+            if !none_succeeds {
+                self.tally.add("grants on a gate that the same plan closed");
+            }
             gate.invalidate_sample();
             let priority = self.priority(&returned.request.model);
             return GrantOutcome::NoPlace(returned.as_waiter(waiter, priority));

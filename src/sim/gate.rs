@@ -291,7 +291,7 @@ impl SimulatedWorld {
         let now = self.now;
         let flowing = self.bytes_flow(engine, generation);
         let queued = self.parked.get(&engine.model).is_some_and(|n| *n > 0);
-        let is_heard = !self.has_defect(PlatformDefect::UnheardLeaseEnd);
+        let is_noticed = !self.has_defect(PlatformDefect::MissedLeaseEnd);
         let Some(gate) = self.gates.get_mut(engine).filter(|g| g.generation == generation) else {
             return;
         };
@@ -302,7 +302,7 @@ impl SimulatedWorld {
         }
         if !gate.open && !gate.awaiting_stub && gate.leases.is_empty() {
             self.send_drained(engine);
-        } else if queued || (gate.leases.is_empty() && std::mem::take(&mut gate.seen_busy) && is_heard) {
+        } else if queued || (gate.leases.is_empty() && std::mem::take(&mut gate.seen_busy) && is_noticed) {
             self.wakeup_pending = true;
         }
     }

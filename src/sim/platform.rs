@@ -59,9 +59,8 @@ impl DriverPlatform for SimulatedWorld {
     }
 
     fn publish(&mut self, core: &DriverCore, changes: &RoutingChanges, _now: Tick) {
-        let is_changed = changes.reconfigured || !changes.models.is_empty();
-        if is_changed && !self.has_defect(PlatformDefect::OpensBeforeRoutes) {
-            self.publish_routes(core.fleet());
+        if !self.has_defect(PlatformDefect::OpensBeforeRoutes) {
+            self.publish_routes(core.fleet(), changes);
         }
     }
 
@@ -87,7 +86,8 @@ impl DriverPlatform for SimulatedWorld {
 
     fn turn_ended(&mut self, core: &DriverCore, _caused: &mut Vec<Event>, _now: Tick) {
         if self.has_defect(PlatformDefect::OpensBeforeRoutes) {
-            self.publish_routes(core.fleet());
+            let all = RoutingChanges { reconfigured: true, ..RoutingChanges::default() };
+            self.publish_routes(core.fleet(), &all);
         }
     }
 }

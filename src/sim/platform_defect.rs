@@ -10,10 +10,10 @@ pub enum PlatformDefect {
     /// The end of a lease wakes the driver only if the gate is closed, or if requests wait for the same model.
     ///
     /// ADR 2 describes what this leaves: a waiter beside an idle engine.
-    UnheardLeaseEnd,
+    MissedLeaseEnd,
     /// A turn opens the gates before it publishes the routes.
     OpensBeforeRoutes,
-    /// A newcomer takes the place of each granted lease at the same moment.
+    /// A new request takes the place of each granted lease at the same moment.
     NoGrantSucceeds,
 }
 

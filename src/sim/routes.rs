@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::world::SimulatedWorld;
 use crate::{
     engine::Admission,
-    fleet::Fleet,
+    fleet::{Fleet, RoutingChanges},
     model::{EngineId, ModelName},
     units::Generation,
 };
@@ -14,10 +14,14 @@ use crate::{
 pub(super) type SimulatedRoutes = BTreeMap<EngineId, Generation>;
 
 impl SimulatedWorld {
-    /// Publishes the routes to the fleet's public engines. Gates close before their routes go.
-    pub(super) fn publish_routes(&mut self, fleet: &Fleet) {
-        let public = fleet.engines().filter(|engine| engine.admission == Admission::Public);
-        let routes: SimulatedRoutes = public.map(|engine| (engine.id.clone(), engine.generation)).collect();
+    /// Publishes the routes of these models to the fleet's public engines. Gates close before their routes go.
+    pub(super) fn publish_routes(&mut self, fleet: &Fleet, changes: &RoutingChanges) {
+        let is_changed = |engine: &EngineId| changes.reconfigured || changes.models.contains(&engine.model);
+        let mut routes = self.routes.clone();
+        routes.retain(|engine, _| !is_changed(engine));
+        let public =
+            fleet.engines().filter(|engine| engine.admission == Admission::Public && is_changed(&engine.id));
+        routes.extend(public.map(|engine| (engine.id.clone(), engine.generation)));
         for (engine, generation) in &self.routes {
             let gate = self.gates.get(engine).filter(|gate| gate.generation == *generation);
             if gate.is_some_and(|gate| gate.open) && routes.get(engine) != Some(generation) {

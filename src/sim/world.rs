@@ -269,7 +269,7 @@ impl SimulatedWorld {
         loop {
             let next = self.next_moment();
             if next.is_none_or(|next| next > self.now) {
-                self.check_rest();
+                self.check_idle_driver();
                 if !self.violations.is_empty() {
                     break;
                 }

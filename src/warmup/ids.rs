@@ -15,7 +15,7 @@ string_ids! {
     WarmPodName;
     /// Nodes that are warm for the same Warmup or model: 16 hexadecimal digits, as node labels have them.
     WarmSet;
-    /// Hash of a Warmup's spec, without whether the Warmup is paused.
+    /// Hash of a Warmup's spec without `paused`.
     WarmupSpecHash;
 }
 

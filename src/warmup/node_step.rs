@@ -38,7 +38,7 @@ pub(super) struct NodeContext<'a> {
 impl NodeContext<'_> {
     /// Whether the Pod was created after the Warmup began, or began anew: only then its failure counts.
     ///
-    /// A pause is an edit, too, but the Pods of before it stay those of this run.
+    /// A pause is an edit, too, but Pods from before it still belong to this run.
     pub(super) fn is_of_this_run(&self, pod: &WarmupPod) -> bool {
         (self.start_generation..=self.request.generation).contains(&pod.generation)
     }

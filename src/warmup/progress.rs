@@ -28,8 +28,8 @@ pub struct WarmupProgress {
     pub phase: WarmupPhase,
     /// The generation of the request that this is the progress of.
     pub generation: u64,
-    /// The generation of the request with which it began, or began anew. Pauses do not change it, so what was tried
-    /// before them counts.
+    /// The generation of the request with which it began, or began anew. Pauses do not change it, so failures
+    /// before them count.
     pub start_generation: u64,
     /// The spec of which this is the progress; `None` in the status of an earlier version.
     pub spec_hash: Option<WarmupSpecHash>,

@@ -20,7 +20,7 @@ use crate::{
 pub struct WarmupRequest {
     /// Generation of the object. Each edit of the spec changes it, a pause included.
     pub generation: u64,
-    /// Another one begins the Warmup anew. It covers the targets, too.
+    /// A different hash starts the Warmup anew. It covers the targets, too.
     pub spec_hash: WarmupSpecHash,
     /// When the object was created. Of two Warmups that need the same pull, the older one begins.
     pub created: Tick,

@@ -24,15 +24,10 @@ impl WarmupState {
         now: Tick,
     ) {
         let previous = self.request.replace(Arc::clone(&request));
-        let continues = match &previous {
-            Some(previous) => {
-                previous.generation == request.generation || previous.spec_hash == request.spec_hash
-            }
-            None => {
-                self.progress = WarmupProgress::clone(&stored);
-                is_progress_of(&stored, &request)
-            }
-        };
+        if previous.is_none() {
+            self.progress = WarmupProgress::clone(&stored);
+        }
+        let continues = is_progress_of(&self.progress, &request);
         self.stored = stored;
         if !continues {
             self.begin_anew(request.generation);
@@ -161,19 +156,19 @@ impl WarmupState {
     }
 }
 
-/// Whether a former leader has stored this progress for the same spec, apart from pauses.
-fn is_progress_of(stored: &WarmupProgress, request: &WarmupRequest) -> bool {
-    let is_same = match &stored.spec_hash {
+/// Whether this is the progress of the same spec, apart from pauses.
+fn is_progress_of(progress: &WarmupProgress, request: &WarmupRequest) -> bool {
+    let is_same = match &progress.spec_hash {
         Some(hash) => *hash == request.spec_hash,
-        None => was_only_paused(stored, request),
+        None => was_only_paused(progress, request),
     };
-    is_same || stored.generation == request.generation
+    is_same || progress.generation == request.generation
 }
 
 /// Whether the only edit since then may be a pause or its end, as far as the status of an earlier version shows.
-fn was_only_paused(stored: &WarmupProgress, request: &WarmupRequest) -> bool {
-    let is_toggled = stored.paused_since.is_some() != request.paused;
-    matches!(stored.phase, WarmupPhase::InProgress | WarmupPhase::Paused)
-        && stored.generation + 1 == request.generation
+fn was_only_paused(progress: &WarmupProgress, request: &WarmupRequest) -> bool {
+    let is_toggled = progress.paused_since.is_some() != request.paused;
+    matches!(progress.phase, WarmupPhase::InProgress | WarmupPhase::Paused)
+        && progress.generation + 1 == request.generation
         && is_toggled
 }

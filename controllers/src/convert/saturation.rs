@@ -103,11 +103,7 @@ pub(super) fn keep_one_of_each_role(variants: &mut [ModelVariant]) {
     for variant in variants {
         if roles.insert(variant.role) {
             variant.spec.min_replicas = variant.spec.min_replicas.max(1);
-            // To remove one of two fields would not let the engine go.
-            variant.kept_awake_by = Some(match variant.kept_awake_by {
-                None => "saturation.scaleToZero.enabled false",
-                Some(_) => "minReplicas and saturation.scaleToZero.enabled false",
-            });
+            variant.kept_awake_by.push("saturation.scaleToZero.enabled false");
         }
     }
 }

@@ -131,7 +131,7 @@ pub fn convert(warmup: &Warmup, retry_delay: Millis) -> Result<AcceptedWarmup, S
     Ok(AcceptedWarmup { id, request, target, tolerations: spec.tolerations.clone() })
 }
 
-/// Returns the hash of the spec without its pause. A Warmup begins anew when it changes.
+/// Returns the hash of the spec without `paused`. A changed hash starts the Warmup anew.
 #[must_use]
 pub fn spec_hash(spec: &WarmupSpec) -> WarmupSpecHash {
     let unpaused = WarmupSpec { paused: false, ..spec.clone() };

@@ -174,8 +174,9 @@ impl Placer<'_> {
                 let (pool, namespace) = (name.to_owned(), object.namespace.clone());
                 return Err(Rejection::Namespace { pool, namespace });
             }
-            if let Some(field) = keep_awake_field(variant, is_cheapest).filter(|_| !terms.pinnable) {
-                return Err(Rejection::Pinned { pool: name.to_owned(), field });
+            let fields = keep_awake_fields(variant, is_cheapest);
+            if !terms.pinnable && !fields.is_empty() {
+                return Err(Rejection::Pinned { pool: name.to_owned(), fields: fields.join(" and ") });
             }
         }
         let problem = pool.and_then(|pool| pool.problem.as_ref());
@@ -243,9 +244,10 @@ fn check_dual_pods_mode(
     Err(Rejection::Unsupported(text).into())
 }
 
-/// Returns the spec field that keeps engines of this variant awake without requests, if any.
-fn keep_awake_field(variant: &ModelVariant, is_cheapest: bool) -> Option<&'static str> {
-    if variant.spec.pinned && is_cheapest { Some("pinned") } else { variant.kept_awake_by }
+/// Returns the spec fields that keep engines of this variant awake without requests. Each of them alone does.
+fn keep_awake_fields(variant: &ModelVariant, is_cheapest: bool) -> Vec<&'static str> {
+    let pinned = (variant.spec.pinned && is_cheapest).then_some("pinned");
+    pinned.into_iter().chain(variant.kept_awake_by.iter().copied()).collect()
 }
 
 fn pairs(labels: &BTreeMap<String, String>) -> String {

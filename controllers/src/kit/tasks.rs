@@ -1,8 +1,12 @@
 //! The tasks of one component in one term.
 
-use std::{sync::Arc, time::Duration};
+use std::{future, panic, sync::Arc, time::Duration};
 
-use tokio::{sync::Semaphore, task::JoinSet, time};
+use tokio::{
+    sync::Semaphore,
+    task::{JoinError, JoinSet},
+    time,
+};
 
 /// Maximum number of tasks that run at once; further ones wait. The decisions have few commands outstanding for each
 /// object.
@@ -10,6 +14,15 @@ use tokio::{sync::Semaphore, task::JoinSet, time};
 /// Some tasks wait for a drain, a sleep or a wake, up to minutes, and must not hold up all others: a rollout drains on
 /// many nodes at once. So there are two for each of 1,000 nodes.
 const MAX_RUNNING: usize = 2048;
+
+/// Returns the outcome of a task that has ended. Panics if the task did, and never completes if the runtime ends.
+pub(crate) async fn outcome<T>(joined: Result<T, JoinError>) -> T {
+    match joined.map_err(JoinError::try_into_panic) {
+        Ok(outcome) => outcome,
+        Err(Ok(payload)) => panic::resume_unwind(payload),
+        Err(Err(_)) => future::pending().await,
+    }
+}
 
 /// Runs tasks and returns their outcomes. Dropping it drops all tasks.
 #[derive(Debug)]

@@ -42,11 +42,8 @@ pub(super) async fn hold_back(confirmations: &Semaphore) -> Option<SemaphorePerm
 ///
 /// Outcome: `Confirmed`, `Unauthorized`, or `Unanswered` if the stub must be queried again.
 pub(super) async fn confirm(context: Arc<EngineContext>, pod: PodReceiver) -> StepOutcome {
-    // Nothing closes the semaphore.
-    let permit = context.shared.confirmations.acquire().await;
-    let answer = time::timeout(ANSWER_TIMEOUT, announce(&context, &pod)).await;
-    drop(permit);
-    let answer = answer.unwrap_or_else(|_| Err(HttpClientError::Timeout.into()));
+    let answer = contact(&context.shared.confirmations, announce(&context, &pod)).await;
+    let answer = answer.unwrap_or_else(|| Err(HttpClientError::Timeout.into()));
     let Some(outcome) = classify(&answer, context.placement.dual_pods) else {
         engine_steps::superseded(&context).await;
         return StepOutcome::Failed;
@@ -55,6 +52,13 @@ pub(super) async fn confirm(context: Arc<EngineContext>, pod: PodReceiver) -> St
         tracing::debug!(engine = %context.id, %error, "the stub did not accept the new leader yet, retrying");
     }
     outcome
+}
+
+/// Awaits a stub's answer once few enough others are awaited. `None` if the answer takes too long.
+async fn contact<T>(confirmations: &Semaphore, answer: impl Future<Output = T>) -> Option<T> {
+    // Nothing closes the semaphore.
+    let _permit = confirmations.acquire().await;
+    time::timeout(ANSWER_TIMEOUT, answer).await.ok()
 }
 
 /// Does the same after a delay.
@@ -89,6 +93,10 @@ const fn classify(answer: &Result<(), StubClientError>, dual_pods: bool) -> Opti
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
+    use futures_util::FutureExt as _;
+
     use super::*;
 
     fn conflict(newer_epoch: bool) -> StubClientError {
@@ -104,9 +112,10 @@ mod tests {
     async fn no_confirmation_begins_while_they_are_held_back() {
         let confirmations = Semaphore::new(MAX_CONCURRENT_CONFIRMATIONS);
         let held = hold_back(&confirmations).await;
-        assert!(held.is_some() && confirmations.try_acquire().is_err());
+        let mut contacted = pin!(contact(&confirmations, async { 7 }));
+        assert_eq!(contacted.as_mut().now_or_never(), None, "the stub is contacted too early");
         drop(held);
-        assert_eq!(confirmations.available_permits(), MAX_CONCURRENT_CONFIRMATIONS);
+        assert_eq!(contacted.await, Some(7));
     }
 
     #[test]

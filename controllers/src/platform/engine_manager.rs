@@ -221,13 +221,13 @@ impl EngineManager {
             {
                 self.apply(delta);
             }
-            if self.can_prepare_term() {
-                self.prepare_term().await;
-            }
+            self.prepare_term();
             // A gateway that has not listed everything would take unseen Pods for gone.
-            if let Some(epoch) = self.term.filter(|_| !self.term_begun && self.has_synced()) {
+            if let Some(epoch) = self.term.filter(|_| self.has_synced())
+                && let Some(ledgers) = self.ledger_takeover.take()
+            {
                 self.term_begun = true;
-                self.begin_term(epoch, &mut commands, &published).await;
+                self.begin_term(epoch, ledgers, &mut commands, &published).await;
             }
         }
         self.tasks.shutdown().await;

@@ -124,8 +124,8 @@ async fn adopt(
     {
         // What the leader chose stays reserved, whatever a stub reports.
         let location = location.filter(|_| placement.location().is_none());
-        // The engine runs, whatever is reserved. Nothing changes in a ledger that has all of this, and a change without
-        // a write would be a read before the pool's first decision.
+        // The engine runs, whatever is reserved. If the ledger already has all of this, the change would write nothing
+        // and only cost a read before the pool's first decision.
         if location.is_some() || !reservations.has(&request.engine, &pool) {
             manager.change_pool_ledger(&pool, LedgerChange::Adopt { request, location });
         }

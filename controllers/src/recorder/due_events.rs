@@ -1,7 +1,7 @@
 //! The Events that are to be written, and when.
 //!
-//! Of the Events that are due, Warnings go first: thousands of engines that start have an Event each, and take minutes.
-//! The others go on meanwhile, at a fifth of the rate at least.
+//! Of the Events that are due, Warnings go first: thousands of starting engines have an Event each, which take minutes
+//! to write. Meanwhile at least one write in five is of another Event.
 
 use std::collections::BTreeSet;
 

@@ -117,6 +117,7 @@ fn there_are_never_more_than_are_kept() {
     }
     assert_eq!(book.series.len(), MAX_SERIES);
     assert_eq!(std::iter::from_fn(|| next(&mut book, now)).count(), MAX_SERIES);
+    assert_eq!(book.due.next_at(), None, "an Event that was dropped is not due");
     let later = now + SERIES_TIMEOUT;
     book.note(notice("another", "full"), later, at(360));
     assert_eq!(book.series.len(), 1, "what has ended makes room");

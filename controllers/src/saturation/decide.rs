@@ -8,7 +8,7 @@ use rouse::{
     model::ModelName,
     saturation::{
         AwakeEngine, FleetLoad, MetricsAvailability, ModelLoad, ModelScaling, ReadingTimes, ReplicaMetrics,
-        ReplicaOrder, SaturationPolicy, ScalingInput, ScalingStep, hold_for_unread, replica_metrics,
+        ReplicaOrder, SaturationPolicy, ScalingInput, ScalingStep, count_unread_as_pending, replica_metrics,
     },
     units::Tick,
 };
@@ -93,7 +93,7 @@ impl<D: DriverClient> SaturationController<D> {
             thresholds: thresholds.thresholds,
             ..sources.load(model, fleet, replicas)
         };
-        hold_for_unread(&mut load.states, &fleet.awake, &load.replicas, self.reading_times(), now);
+        count_unread_as_pending(&mut load.states, &fleet.awake, &load.replicas, self.reading_times(), now);
         let name = model.name().clone();
         // A stored decision counts only for the first one of this leader.
         let stored = self.index.stored(model.object).filter(|_| !self.models.contains_key(&name)).cloned();
@@ -184,9 +184,9 @@ impl<D: DriverClient> SaturationController<D> {
     }
 }
 
-/// Makes the step of one model, and takes the accelerators of what the fleet starts for it out of the budget.
+/// Makes the step of one model, and takes the accelerators of its new engines out of the budget.
 ///
-/// That is done for a model without a limit, and for one whose number another autoscaler sets, too.
+/// Models without a limit, and those whose replicas another autoscaler sets, use up the budget as well.
 fn step(
     scaling: &mut ModelScaling,
     mut input: ScalingInput<'_>,
@@ -197,6 +197,6 @@ fn step(
     input.load.accelerators = is_limited.then(|| budget.pool());
     let states = input.load.states.clone();
     let step = scaling.step(input, now);
-    budget.take(&states, scaling.sent());
+    budget.take(&states, scaling.sent_targets());
     step
 }

@@ -227,7 +227,7 @@ impl SaturationIndex {
             let warm = converted.zip(self.resolved.as_ref()).is_some_and(|(converted, resolved)| {
                 self.warm_nodes.can_take_one(&label, variant, converted, &resolved.nodes)
             });
-            // Also where nothing limits the model: what it takes is gone for the others.
+            // Even if nothing limits the model, the accelerators that it takes are not free for the others.
             let accelerator = variant.pool.as_deref().map(|pool| self.budget_of(pool));
             Some(VariantState {
                 cost: converted.map_or(VariantState::DEFAULT_COST, |converted| converted.cost),

@@ -3,13 +3,14 @@
 //! The client library requests a page once all objects of the page before were taken from it. If they were read first,
 //! a new leader with thousands of Pods would wait for the API server and for itself in turn.
 
-use std::{future, mem, panic};
+use std::mem;
 
 use kube::Resource;
 use serde::de::DeserializeOwned;
 use tokio::task::{self, JoinHandle};
 
 use super::{LIST_PAGE_SIZE, WatchedObject, guarded::Guarded, watched_object};
+use crate::kit;
 
 /// The objects of one list. At most two pages of it are unread at any time.
 pub(super) struct ListReader<K> {
@@ -36,12 +37,8 @@ impl<K> ListReader<K> {
     /// Adds the page that another thread reads, if there is one.
     async fn join(&mut self) {
         let Some(reading) = self.reading.take() else { return };
-        match reading.await.map_err(task::JoinError::try_into_panic) {
-            Ok(objects) => self.objects.extend(objects),
-            Err(Ok(payload)) => panic::resume_unwind(payload),
-            // The runtime ends. A list without this page would say that its objects are gone.
-            Err(Err(_)) => future::pending().await,
-        }
+        // Never completes once the runtime ends: in a list without this page, its objects would seem gone.
+        self.objects.extend(kit::outcome(reading.await).await);
     }
 }
 

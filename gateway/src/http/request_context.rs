@@ -457,7 +457,7 @@ impl Drop for ParkedTimer {
 impl Drop for RequestContext {
     fn drop(&mut self) {
         let left_in_phase = (!self.is_complete.get()).then(|| self.phase.get());
-        // Not boxed: nearly no request has any.
+        // Not boxed: hardly any request has exceptions.
         let no_exceptions = ExceptionFacts::default();
         let exceptions = self.exceptions.get().map_or(&no_exceptions, AsRef::as_ref);
         let finished = FinishedRequest {

@@ -1,6 +1,6 @@
 //! The minimum rate of a request's body.
 //!
-//! A body that arrives in dribs holds memory at the gateway, and a lease and a connection to the engine at the stub. A
+//! A body that trickles in holds memory at the gateway, and a lease and a connection to the engine at the stub. A
 //! limit on each pause does not bound that time, since a byte now and then suffices. A limit on the whole would cut a
 //! large upload over a slow line. So a body must arrive at a rate, in each window of its time.
 
@@ -42,8 +42,8 @@ pub struct MinRateTimer {
 pub struct BodyTooSlow;
 
 impl MinRateTimer {
-    /// `min_rate`: the bytes that must arrive in a second. `window`: see [`RATE_WINDOW`]. With 0 for either, any rate
-    /// will do.
+    /// `min_rate`: the bytes that must arrive in a second. `window`: see [`RATE_WINDOW`]. 0 for either
+    /// disables the check.
     #[must_use]
     pub const fn new(min_rate: Bytes, window: Duration) -> Self {
         Self {
@@ -59,7 +59,7 @@ impl MinRateTimer {
     /// Waits for the next frame of a body that is held as it arrives. `received`: its bytes so far.
     ///
     /// # Errors
-    /// The body is too slow. More is demanded of a body the more it holds.
+    /// The body is too slow. The more bytes a body holds, the faster it must arrive.
     pub async fn next<F: Future>(&mut self, frame: F, received: u64) -> Result<F::Output, BodyTooSlow> {
         let mut frame = pin!(frame);
         poll_fn(|cx| match frame.as_mut().poll(cx) {

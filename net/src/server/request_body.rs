@@ -17,7 +17,7 @@ const MAX_DISCARDED_BYTES: usize = 64 << 10;
 
 /// The body of a request. Trailers are checked and dropped.
 ///
-/// A body that outlives its exchange yields nothing more of its bytes. If it was not read to its end, it then yields
+/// A body that outlives its exchange yields no more bytes. If it was not read to its end, it then yields
 /// an error, so that its reader does not take it for whole.
 #[derive(Debug)]
 pub struct Http1RequestBody<P> {
@@ -44,7 +44,7 @@ pub enum RequestBodyError {
     /// The framing is broken, or exceeds a limit; with the reason. The connection closes after the response.
     #[error("the framing of the request's body is broken: {0}")]
     Malformed(&'static str),
-    /// The response ended before the rest of the body was read, which no reader gets any more.
+    /// The response ended before the body was read to its end. The rest is discarded.
     #[error("the exchange ended before the request's body was read to its end")]
     ExchangeEnded,
 }

@@ -394,6 +394,6 @@ fn the_hash_of_a_spec_changes_with_everything_but_a_pause() {
     ] {
         assert_ne!(hash(&edited), plain, "{edited}");
     }
-    // That of a refused spec, too.
+    // A refused spec has a hash of its own, too.
     assert_ne!(spec_hash(&object(&nodes(json!({"nodeNames": ["A"]}))).spec), plain);
 }

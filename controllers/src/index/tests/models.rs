@@ -99,6 +99,9 @@ fn a_pool_without_pinned_models_names_each_field_that_keeps_an_engine_awake() {
     assert!(alone.contains(scale_to_zero), "{alone}");
     let with_floor = refusal(json!({"nodeSelector": picky, "minReplicas": 1}));
     assert!(with_floor.contains(both), "{with_floor}");
+    let pinned = refusal(json!({"nodeSelector": picky, "pinned": true, "minReplicas": 1}));
+    let all = "remove pinned and minReplicas and saturation.scaleToZero.enabled false, or";
+    assert!(pinned.contains(all), "{pinned}");
     let variants = |cheap: Value, dear: Value| {
         let variants = [("cheap", 1, cheap), ("dear", 9, dear)].map(|(name, cost, fields)| {
             with(json!({"name": name, "cost": cost, "nodeSelector": {"inference-pool": "default"}}), fields)

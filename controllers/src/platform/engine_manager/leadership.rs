@@ -17,7 +17,7 @@ use crate::{
     metrics::TakeoverTimes,
     platform::{
         confirmation,
-        takeover::{self, TakeoverOutcome},
+        takeover::{self, LedgerTakeover, TakeoverOutcome},
     },
     published::PublishedMailbox,
 };
@@ -58,26 +58,19 @@ impl EngineManager {
         }
     }
 
-    /// Whether the term has begun, but not its preparation.
-    pub(super) fn can_prepare_term(&self) -> bool {
-        self.term.is_some()
-            && !self.term_begun
-            && self.ledger_takeover.is_none()
-            && self.shared.has_placements()
-    }
-
     /// Begins what the takeover needs beside the lists, which take the API server seconds.
-    ///
-    /// Later statuses are forwarded as they arrive, until the takeover begins.
-    pub(super) async fn prepare_term(&mut self) {
-        self.ledger_takeover = Some(takeover::start_ledgers(&self.shared));
-        self.forward_all().await;
+    pub(super) fn prepare_term(&mut self) {
+        let can_begin = self.term.is_some() && !self.term_begun && self.shared.has_placements();
+        if can_begin && self.ledger_takeover.is_none() {
+            self.ledger_takeover = Some(takeover::start_ledgers(&self.shared));
+        }
     }
 
-    /// Takes over what runs, and executes commands from then on. The term is prepared.
+    /// Takes over what runs, and executes commands from then on.
     pub(super) async fn begin_term(
         &mut self,
         epoch: u64,
+        ledgers: LedgerTakeover,
         commands: &mut mpsc::Receiver<Command>,
         published: &PublishedMailbox,
     ) {
@@ -88,12 +81,13 @@ impl EngineManager {
         while let Some(status) = published.try_take() {
             self.apply_status(status).await;
         }
+        // With the placements of now. The fleet may not have known a model yet when its status came.
+        self.forward_all().await;
         self.shared.common.send_event(Event::LeadershipChanged { leads: true }).await;
         // Generations from before this epoch, unknown to any current gateway, are older.
         let generation = generation_floor::of_epoch(epoch);
         self.shared.common.send_event(Event::GenerationFloor { generation }).await;
         let unconfirmed = confirmation::hold_back(&shared.confirmations).await;
-        let ledgers = self.ledger_takeover.take().unwrap_or_else(|| takeover::start_ledgers(&shared));
         let found = takeover::take_over(self, ledgers).await;
         // Commands from before the takeover did not know what runs. Only `AwaitStub` still applies.
         let mut holds = Vec::new();

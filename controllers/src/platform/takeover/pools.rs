@@ -16,8 +16,10 @@ use crate::{
     platform::{KubernetesContext, engine_task::RetryBackoff},
 };
 
-/// Maximum number of tries to read a pool's ledger, with pauses of up to a second.
+/// Maximum number of tries to read a pool's ledger while the lists arrive, with pauses of up to a second.
 const MAX_STAMP_TRIES: u32 = 10;
+/// The same once the lists are complete, with pauses of 0.6 s in all: the API server answers, and decisions wait.
+const MAX_LATE_STAMP_TRIES: u32 = 6;
 /// Maximum number of pools that are written at once.
 const MAX_CONCURRENT_STAMPS: usize = 64;
 
@@ -42,7 +44,7 @@ pub(in crate::platform) fn start(shared: &Arc<KubernetesContext>) -> LedgerTakeo
     let shared = Arc::clone(shared);
     TakeoverTask::start(async move {
         let mut taken = TakenLedgers::default();
-        taken.take_rest(&shared).await;
+        taken.take_rest(&shared, MAX_STAMP_TRIES).await;
         taken
     })
 }
@@ -53,34 +55,29 @@ pub(in crate::platform) fn start(shared: &Arc<KubernetesContext>) -> LedgerTakeo
 /// reservations of a pool, the takeover would miss engines.
 pub(super) async fn finish(shared: &Arc<KubernetesContext>, started: LedgerTakeover) -> TakenLedgers {
     let mut taken = started.finish().await;
-    taken.take_rest(shared).await;
+    taken.take_rest(shared, MAX_LATE_STAMP_TRIES).await;
     taken
 }
 
 impl TakenLedgers {
     /// Takes over the ledgers that are still missing.
-    async fn take_rest(&mut self, shared: &Arc<KubernetesContext>) {
+    async fn take_rest(&mut self, shared: &Arc<KubernetesContext>, max_tries: u32) {
         let is_listed = self.reserved.is_some();
         if !is_listed {
-            self.reserved = reserved_pools(shared).await;
+            self.reserved = reserved_pools(shared, max_tries).await;
         }
         let mut wanted = placed_pools(shared);
         wanted.extend(self.reserved.iter().flatten().cloned());
-        let missing = missing_pools(&self.pools, wanted);
+        let missing: BTreeSet<String> = wanted.difference(&self.pools).cloned().collect();
         if is_listed && missing.is_empty() {
             return;
         }
-        for (pool, reservations) in stamp(shared, missing).await {
+        for (pool, reservations) in stamp(shared, missing, max_tries).await {
             self.pools.insert(pool);
             self.reservations.extend(reservations);
         }
         self.at = shared.common.clock.now();
     }
-}
-
-/// Returns the pools of `wanted` that have not been taken.
-fn missing_pools(taken: &BTreeSet<String>, wanted: BTreeSet<String>) -> BTreeSet<String> {
-    wanted.into_iter().filter(|pool| !taken.contains(pool)).collect()
 }
 
 fn placed_pools(shared: &KubernetesContext) -> BTreeSet<String> {
@@ -91,15 +88,19 @@ fn placed_pools(shared: &KubernetesContext) -> BTreeSet<String> {
 type StampedPool = (String, Vec<EngineReservation>);
 
 /// Writes the epoch into these pools' ledgers. Leaves out pools that another try may write.
-async fn stamp(shared: &Arc<KubernetesContext>, pools: BTreeSet<String>) -> Vec<StampedPool> {
-    let stamped =
-        stream::iter(pools).map(|pool| stamp_one(shared, pool)).buffer_unordered(MAX_CONCURRENT_STAMPS);
+async fn stamp(shared: &Arc<KubernetesContext>, pools: BTreeSet<String>, max_tries: u32) -> Vec<StampedPool> {
+    let stamped = stream::iter(pools)
+        .map(|pool| stamp_one(shared, pool, max_tries))
+        .buffer_unordered(MAX_CONCURRENT_STAMPS);
     stamped.collect::<Vec<_>>().await.into_iter().flatten().collect()
 }
 
-async fn stamp_one(shared: &Arc<KubernetesContext>, pool: String) -> Option<StampedPool> {
+async fn stamp_one(shared: &Arc<KubernetesContext>, pool: String, max_tries: u32) -> Option<StampedPool> {
     let mut pauses = RetryBackoff::new();
-    for _ in 0..MAX_STAMP_TRIES {
+    for attempt in 0..max_tries {
+        if attempt > 0 {
+            pauses.pause().await;
+        }
         match shared.pool_ledger.take_over(&BTreeSet::from([pool.clone()])).await {
             Ok(mut ledgers) => {
                 // A pool that does not exist may be created until the next try.
@@ -123,7 +124,6 @@ async fn stamp_one(shared: &Arc<KubernetesContext>, pool: String) -> Option<Stam
             // An unreadable pool must not block the other pools. Nothing can be reserved in it either.
             Err(error) => tracing::warn!(pool, %error, "pool takeover failed, retrying"),
         }
-        pauses.pause().await;
     }
     None
 }
@@ -131,12 +131,15 @@ async fn stamp_one(shared: &Arc<KubernetesContext>, pool: String) -> Option<Stam
 /// Returns the pools with reservations of models in watched namespaces. Models need not name them today.
 ///
 /// `None` if they cannot be listed.
-async fn reserved_pools(shared: &Arc<KubernetesContext>) -> Option<BTreeSet<String>> {
+async fn reserved_pools(shared: &Arc<KubernetesContext>, max_tries: u32) -> Option<BTreeSet<String>> {
     let watched = |namespace: &String| {
         shared.namespaces.iter().any(|watched| watched.as_ref().is_none_or(|watched| watched == namespace))
     };
     let mut pauses = RetryBackoff::new();
-    for _ in 0..MAX_STAMP_TRIES {
+    for attempt in 0..max_tries {
+        if attempt > 0 {
+            pauses.pause().await;
+        }
         match shared.pool_ledger.pools_with_reservations().await {
             Ok(pools) => {
                 let of_ours = |(_, namespaces): &(String, BTreeSet<String>)| namespaces.iter().any(watched);
@@ -144,23 +147,6 @@ async fn reserved_pools(shared: &Arc<KubernetesContext>) -> Option<BTreeSet<Stri
             }
             Err(error) => tracing::warn!(%error, "pool list failed, retrying"),
         }
-        pauses.pause().await;
     }
     None
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn names(all: &[&str]) -> BTreeSet<String> {
-        all.iter().map(|name| (*name).to_owned()).collect()
-    }
-
-    #[test]
-    fn a_pool_that_was_not_written_or_that_a_model_has_named_since_the_start_is_taken_over_too() {
-        let taken = names(&["a", "b", "reserved"]);
-        assert_eq!(missing_pools(&taken, names(&["a", "b"])), names(&[]), "none is written twice");
-        assert_eq!(missing_pools(&taken, names(&["a", "c", "d"])), names(&["c", "d"]));
-    }
 }

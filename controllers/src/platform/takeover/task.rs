@@ -1,8 +1,10 @@
 //! A task of a takeover.
 
-use std::{future, panic};
+use std::future;
 
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinSet;
+
+use crate::kit;
 
 /// Work that goes on while the takeover does something else. Its drop ends the work.
 pub(in crate::platform) struct TakeoverTask<T>(JoinSet<T>);
@@ -17,12 +19,9 @@ impl<T: Send + 'static> TakeoverTask<T> {
 
     /// Returns the outcome of the work. Panics if the work did.
     pub(super) async fn finish(mut self) -> T {
-        let joined = self.0.join_next().await;
-        match joined.map(|joined| joined.map_err(JoinError::try_into_panic)) {
-            Some(Ok(outcome)) => outcome,
-            Some(Err(Ok(payload))) => panic::resume_unwind(payload),
-            // The runtime ends, and this takeover with it.
-            Some(Err(Err(_))) | None => future::pending().await,
+        match self.0.join_next().await {
+            Some(joined) => kit::outcome(joined).await,
+            None => future::pending().await,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The duty to report how an engine's canary ended.
+//! A guard that reports the result of an engine's canary exactly once.
 
 use std::sync::Arc;
 

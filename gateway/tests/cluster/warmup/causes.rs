@@ -174,7 +174,7 @@ async fn is_present(fixture: &WarmupFixture<'_>, name: &str, message: &'static s
     assert_eq!(fixture.kubelet.count(&node, &image), 1, "{name}");
 }
 
-/// The kubelet evicts Pods for a while, which says nothing about the image.
+/// The kubelet evicts Pods for a while, which is not the image's fault.
 async fn is_evicted(fixture: &WarmupFixture<'_>) {
     let (world, node) = (&fixture.world, fixture.node("a"));
     let text = "The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi, available: 8Gi.";

@@ -1,4 +1,4 @@
-//! Pods that mount an image as a volume, on nodes whose kubelet and container runtime can.
+//! Pods that mount an image as a volume, on nodes whose kubelet and container runtime support it.
 
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
 use kube::{
@@ -24,7 +24,7 @@ const NODES: [(&str, &str, &str, bool); 5] = [
     ("e", "", "", false),
 ];
 
-/// Lets the node report these versions of its programs.
+/// Writes the versions of the kubelet and the container runtime into the node's status.
 async fn report_versions(world: &Installation<'_>, node: &str, kubelet: &str, runtime: &str) {
     let nodes: Api<Node> = Api::all(world.site.admin.clone());
     let info = json!({"kubeletVersion": kubelet, "containerRuntimeVersion": runtime});

@@ -108,7 +108,7 @@ async fn disk_full(fixture: &WarmupFixture<'_>) {
     let pressure = |status: &str| json!({"conditions": [{"type": "DiskPressure", "status": status, "reason": "Played", "message": ""}]});
     kubelet.script(&node, "disk:1", [PodReport::Pulling, PodReport::Present]);
     world.warmup("disk", fixture.spec(&["i"], &["disk:1"], json!({"backoffLimit": 1}))).await;
-    // A Pod that no node has taken yet would be withdrawn: the scheduler keeps it from a node with disk pressure.
+    // The leader would delete an unbound Pod, which the scheduler keeps off a node with disk pressure.
     kubelet.report(&node, "disk:1", PodReport::Pulling).await;
     fixture.patch_node_status("i", pressure("True")).await;
     let under_pressure = |status: &WarmupStatus| cause(status, &node) == "DiskPressure";

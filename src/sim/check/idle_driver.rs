@@ -23,7 +23,7 @@ impl SimulatedWorld {
     }
 
     /// While the driver rests, it knows the end of every last lease that it saw, and requests find the open gates.
-    pub(in crate::sim) fn check_rest(&mut self) {
+    pub(in crate::sim) fn check_idle_driver(&mut self) {
         let fleet = self.core.fleet();
         for (engine, gate) in &self.gates {
             let generation = gate.generation;
