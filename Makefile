@@ -238,6 +238,9 @@ newcomer: ## README and quickstarts followed as they are written, with the time 
 soak: $(NEXTEST) ## Everything exhaustive, whole (SEEDS=20000 STEPS=1000 SECONDS_OF_SOAK=600)
 	@$(GATE) "make soak" 7200 $(MAKE) PROFILE=soak soak-sim soak-crates soak-cluster
 
+# Each of the three also alone, with the time limits of a soak.
+soak-sim soak-crates soak-cluster: PROFILE = soak
+
 .PHONY: soak-sim
 soak-sim: $(NEXTEST) ## The simulator alone, and for as long as wanted (SEEDS=200000 STEPS=1000)
 	@$(PART) "simulated worlds" 3000 env ROUSE_SIM_SEEDS=$(SEEDS) ROUSE_SIM_STEPS=$(STEPS) $(RUN_TESTS) \

@@ -4,8 +4,8 @@ use rouse::{
     fleet::command::{CloseReason, Command},
     journal,
     model::{
-        Accelerator, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy, ModelSpec,
-        RehearsalPolicy, SleepLevelPolicy,
+        Accelerator, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy,
+        ModelSpec, RehearsalPolicy, SleepLevelPolicy,
     },
     sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, simulated_model},
     units::{Bytes, Millis},
@@ -195,6 +195,24 @@ fn a_rehearsal_becomes_a_sleep_when_another_model_asks_for_the_memory() {
     assert!(times(&world, "qwen", is_wake).is_empty());
     assert_eq!(times(&world, "qwen", is_shrink).len(), 1, "it gives its memory up");
     assert_eq!(world.tally().count("requests served"), 2);
+}
+
+#[test]
+fn an_engine_whose_dependency_goes_away_stays_asleep() {
+    let mut needing = model("qwen", RehearsalPolicy::Idle);
+    needing.dependencies = vec!["embedder".into()];
+    let mut needed = model("embedder", RehearsalPolicy::Never);
+    needed.accelerators = AcceleratorRequirement::Count(0);
+    let scenario = base_scenario(vec![needing.clone(), needed]).at(Millis::secs(1), request("qwen"));
+    let sleeps = times(&run(scenario.clone(), 60), "qwen", is_sleep);
+    let [sleep] = sleeps[..] else { panic!("one rehearsal: {sleeps:?}") };
+    // The configuration loses the dependency while the engine falls asleep.
+    let asleep = Millis((sleep * 1000.0) as u64) + Millis::secs(1);
+    let without = FleetConfig { models: vec![needing], ..scenario.configuration.clone() };
+    let world = run(scenario.at(asleep, ScenarioAction::ReloadConfig(Box::new(without))), 60);
+    assert_eq!(times(&world, "qwen", is_sleep), [sleep]);
+    assert!(times(&world, "qwen", is_wake).is_empty(), "what it needs is gone");
+    assert_eq!(times(&world, "qwen", is_shrink).len(), 1, "it gives its memory up");
 }
 
 #[test]

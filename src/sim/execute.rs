@@ -61,7 +61,7 @@ impl SimulatedWorld {
     pub(super) fn check_close(&mut self, closing: &GateClosing<'_>) {
         let GateClosing { engine, reason, successor, .. } = *closing;
         self.check_kept_awake(engine, reason);
-        self.check_no_dependents(engine, reason);
+        self.note_optional_close(engine, reason);
         if let Some(successor) = successor {
             self.check_eviction_needed(engine, successor);
         }

@@ -89,5 +89,6 @@ impl DriverPlatform for SimulatedWorld {
             let all = RoutingChanges { reconfigured: true, ..RoutingChanges::default() };
             self.publish_routes(core.fleet(), &all);
         }
+        self.check_replacements();
     }
 }

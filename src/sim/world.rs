@@ -22,6 +22,7 @@ use crate::{
     driver::DriverCore,
     fleet::{
         Fleet,
+        command::CloseReason,
         event::{Event, OperationId, WaiterId},
     },
     journal::JournalLine,
@@ -78,6 +79,8 @@ pub struct SimulatedWorld {
 
     pub(super) journal: Option<Vec<JournalLine>>,
     pub(super) violations: Vec<String>,
+    /// Engines that the current turn has closed although a dependent needs them, and that dependent.
+    pub(super) unreplaced: Vec<(EngineId, CloseReason, EngineId)>,
     /// Events of the last turn, since demand has stopped. A report of a world that never rests names them.
     pub(super) last_events: Vec<Event>,
     steps: u64,
@@ -186,6 +189,7 @@ impl SimulatedWorld {
             quiescing: false,
             journal: None,
             violations: Vec::new(),
+            unreplaced: Vec::new(),
             last_events: Vec::new(),
             steps: 0,
             scenario,

@@ -96,7 +96,7 @@ impl PlanBuilder<'_> {
             && self.sleep_level(&e.id, None) == Some(SleepLevel::One)
             && !planner.is_kept_awake(&e.id)
             && !self.is_wanted_by_dependents(&e.id)
-            && planner.first_missing(&e.id.model).is_none()
+            && planner.dependencies_serve(&e.id.model)
             && !self.has_measuring_neighbour(e)
             && !self.wanted_memory().is_wanted_from(e)
     }
@@ -189,12 +189,12 @@ impl PlanBuilder<'_> {
 
     /// Whether this engine, asleep for its rehearsal, wakes again.
     ///
-    /// It stays asleep if an operator ordered that or another model waits for its memory, unless something waits for
-    /// this engine.
+    /// It stays asleep if a dependency no longer serves or is no longer configured. It also does if an operator ordered
+    /// that or another model waits for its memory, unless something waits for this engine.
     pub(in crate::fleet) fn wakes_from_rehearsal(&self, e: &Engine) -> bool {
         if e.rehearsal != SleepRehearsal::Underway
             || self.planner.shutdown.is_some()
-            || self.planner.first_missing(&e.id.model).is_some()
+            || !self.planner.dependencies_serve(&e.id.model)
         {
             return false;
         }

@@ -172,9 +172,14 @@ impl Planner {
         lacking.filter_map(|needed| self.primary_engine(needed)).map(|e| e.id.clone())
     }
 
-    /// Returns the first dependency that does not serve.
+    /// Returns the first dependency that is configured and does not serve.
     pub(in crate::fleet) fn first_missing(&self, model: &ModelName) -> Option<&ModelName> {
         self.dependencies.closure(model).iter().find(|needed| !self.serves(needed))
+    }
+
+    /// Whether all dependencies serve. A model that can never have all of them lacks one.
+    pub(in crate::fleet) fn dependencies_serve(&self, model: &ModelName) -> bool {
+        self.dependencies.closure_error(model).is_none() && self.first_missing(model).is_none()
     }
 
     /// Whether all dependencies serve, or will without any further decision.

@@ -59,22 +59,33 @@ impl SimulatedWorld {
 
     /// The last engine that serves a dependency must not close for another model's turn, for idleness or for a lower
     /// target.
-    pub(in crate::sim) fn check_no_dependents(&mut self, engine: &EngineId, reason: CloseReason) {
+    ///
+    /// A turn closes gates before it opens others, and may replace one engine by another. So this only remembers the
+    /// engine, and [`Self::check_replacements`] looks for the other one once the turn has ended.
+    pub(in crate::sim) fn note_optional_close(&mut self, engine: &EngineId, reason: CloseReason) {
         let open = self.gates.get(engine).is_some_and(|gate| gate.open && gate.public);
         let is_optional = matches!(
             reason,
             CloseReason::Turn | CloseReason::Idle | CloseReason::ScaledDown | CloseReason::Rehearsal
         );
-        if !open || !is_optional {
-            return;
-        }
-        if self.is_served_by_another(engine) {
+        if !open || !is_optional || self.is_served_by_another(engine) {
             return;
         }
         if let Some(needing) = self.active_dependent(engine) {
-            self.record_violation(format!(
-                "{engine} is deactivated ({reason:?}) while its dependent {needing} is not asleep"
-            ));
+            self.unreplaced.push((engine.clone(), reason, needing));
+        }
+    }
+
+    /// Each engine that the turn has closed, and that dependents need, is replaced at the end of the turn.
+    ///
+    /// A request that arrives between the close and the opening waits, and the next turn finds the open gate for it.
+    pub(in crate::sim) fn check_replacements(&mut self) {
+        for (engine, reason, needing) in std::mem::take(&mut self.unreplaced) {
+            if !self.is_served(&engine.model) {
+                self.record_violation(format!(
+                    "{engine} is deactivated ({reason:?}) while its dependent {needing} is not asleep"
+                ));
+            }
         }
     }
 

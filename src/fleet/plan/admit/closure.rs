@@ -63,11 +63,9 @@ impl PlanBuilder<'_> {
 
     /// Whether the engine is in line for itself, and lacks no dependency.
     pub(in crate::fleet) fn is_independent(&self, id: &EngineId) -> bool {
-        let dependencies = &self.planner.dependencies;
-        dependencies.is_empty()
-            || (dependencies.closure_error(&id.model).is_none()
-                && self.planner.first_missing(&id.model).is_none()
-                && self.turn_order.contains(id))
+        let planner = &self.planner;
+        planner.dependencies.is_empty()
+            || (planner.dependencies_serve(&id.model) && self.turn_order.contains(id))
     }
 
     /// Releases what dependents claimed for this engine, once the engine has a turn itself.
