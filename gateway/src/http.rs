@@ -57,6 +57,7 @@ mod framing;
 mod head;
 mod infer;
 mod known_headers;
+mod metrics_sink;
 mod models;
 mod origin;
 mod passthrough;
@@ -74,7 +75,7 @@ use active_requests::ActiveRequests;
 pub use active_requests::{ActiveRequest, ActiveRequestList, RequestPhase};
 pub(crate) use body::{BodyByteCounter, ClientBody};
 pub use driver_api::{DriverApi, DriverFuture};
-pub use request_context::{FinishedRequest, NoopMetricsSink, RequestMetricsSink};
+pub use metrics_sink::{FinishedRequest, NoopMetricsSink, RequestMetricsSink};
 use request_context::{RequestContext, RequestEnvironment};
 use response_body::ClientResponseBody;
 pub(crate) use response_head::error_response_bytes;
@@ -87,7 +88,6 @@ pub(crate) use service::serve;
 pub struct ServerContext {
     pub(crate) driver: Arc<dyn DriverApi>,
     pub(crate) config: Arc<ArcSwap<Config>>,
-    pub(crate) metrics_sink: Arc<dyn RequestMetricsSink>,
     telemetry: Arc<Telemetry>,
     body_bytes: Arc<BodyByteCounter>,
     response_owners: ResponseOwners,
@@ -131,32 +131,34 @@ impl ServerContext {
     pub fn with_telemetry(
         driver: Arc<dyn DriverApi>,
         config: Arc<ArcSwap<Config>>,
-        meter: Arc<dyn RequestMetricsSink>,
+        metrics_sink: Arc<dyn RequestMetricsSink>,
         telemetry: Arc<Telemetry>,
     ) -> Arc<Self> {
         let clock = driver.clock();
-        let request_environment = Arc::new(RequestEnvironment { metrics_sink: Arc::clone(&meter), clock });
         let (bodies, keys, authors) = (Arc::default(), ApiKeyStore::new(), ResponseOwners::default());
         // Building the table of many keys takes as long as many requests, so build it before the first request.
-        drop(keys.table(&config.load().keys, |name| meter.key_metrics(name)));
+        drop(keys.table(&config.load().keys, |name| metrics_sink.key_metrics(name)));
         Arc::new(Self {
             driver,
             config,
-            metrics_sink: meter,
             telemetry,
             body_bytes: bodies,
             response_owners: authors,
             keys,
             operator_key: OnceLock::new(),
-            request_environment,
+            request_environment: Arc::new(RequestEnvironment { metrics_sink, clock }),
             started: clock.now(),
         })
+    }
+
+    pub(crate) fn metrics_sink(&self) -> &dyn RequestMetricsSink {
+        &*self.request_environment.metrics_sink
     }
 
     /// The key of requests that come through the admin API. It may use all models, without limits.
     pub(crate) fn operator_key(&self) -> Arc<ApiKey> {
         let key = || {
-            let metrics = self.metrics_sink.key_metrics(keys::OPERATOR_KEY_NAME);
+            let metrics = self.metrics_sink().key_metrics(keys::OPERATOR_KEY_NAME);
             Arc::new(ApiKey::for_operators(metrics))
         };
         Arc::clone(self.operator_key.get_or_init(key))

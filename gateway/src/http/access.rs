@@ -65,7 +65,7 @@ impl RequestHandler {
             return Ok(Some(Arc::clone(key)));
         }
         let shared = &self.worker.server;
-        let table = shared.keys.table(&config.keys, |name| shared.metrics_sink.key_metrics(name));
+        let table = shared.keys.table(&config.keys, |name| shared.metrics_sink().key_metrics(name));
         let key = table.authenticate(head::presented_key(fields)?, &self.socket.auth_cache)?;
         match &key {
             Some(key) => self.context.set_key(&key.name),

@@ -104,7 +104,7 @@ impl ActiveRequests {
         for request in &requests {
             let served = request.tokens();
             if let Some(model) = request.model_name().filter(|_| served > 0) {
-                *tokens.entry(model).or_default() += served;
+                *tokens.entry(model.clone()).or_default() += served;
             }
         }
         requests.sort_unstable_by_key(|request| request.arrived);
@@ -156,17 +156,13 @@ impl From<DisconnectPhase> for RequestPhase {
 #[cfg(test)]
 mod tests {
     use http::HeaderValue;
-    use rouse_net::lease::TickClock;
     use tokio::time::Instant;
 
     use super::*;
-    use crate::http::{NoopMetricsSink, request_context::RequestEnvironment};
+    use crate::http::request_context::RequestEnvironment;
 
     fn request(requests: &Rc<ActiveRequests>, id: &'static str) -> Rc<RequestContext> {
-        let environment = Arc::new(RequestEnvironment {
-            metrics_sink: Arc::new(NoopMetricsSink),
-            clock: TickClock::new(Instant::now(), Tick(1000)),
-        });
+        let environment = RequestEnvironment::uncounted(Tick(1000));
         let id = HeaderValue::from_static(id);
         let context = RequestContext::new(&environment, Instant::now(), id, "chat");
         context.set_model(&"m".into());

@@ -235,7 +235,7 @@ impl RequestHandler {
 
     /// What the heartbeats of this request say about its wait.
     fn remaining_wait(&self) -> RemainingWait {
-        let (server, model) = (Arc::clone(&self.worker.server), self.context.model_name());
+        let (server, model) = (Arc::clone(&self.worker.server), self.context.model_name().cloned());
         Box::new(move || {
             let model = model.as_ref()?;
             Some((model.to_string(), server.driver.expected_wait(model)?))

@@ -22,69 +22,25 @@ use rouse_net::{
     openai::{self, sse::TokenUsage},
 };
 use tokio::time::Instant;
-use tracing::Level;
 
 use crate::{
-    driver::{ColdStart, QuotedWait, WaitBreakdown},
-    http::active_requests::{ActiveRequest, ActiveRequestGuard},
-    metrics::{KeyMetrics, ModelMetrics},
+    driver::{QuotedWait, WaitBreakdown},
+    http::{
+        RequestMetricsSink,
+        active_requests::{ActiveRequest, ActiveRequestGuard},
+    },
+    metrics::ModelMetrics,
     serve::RequestPermit,
-    telemetry::{RequestOutcome, RequestRecorder, TRACEPARENT, TRACESTATE},
+    telemetry::{RequestRecorder, TRACEPARENT, TRACESTATE},
 };
+
+mod parked_timer;
+mod report;
+
+use report::log_fault;
 
 /// The code of a request whose client was disconnected because it read nothing.
 const CLIENT_STALLED: &str = "client_stalled";
-
-/// Counts requests and connections.
-pub trait RequestMetricsSink: Send + Sync {
-    /// Counts a finished request; called once for each.
-    fn request_finished(&self, finished: &FinishedRequest<'_>);
-    /// Resolves the metrics of the request's model. The request keeps the result, because another model may have the
-    /// same name when the request ends.
-    fn model_resolved(&self, model: &ModelName) -> Option<Arc<ModelMetrics>>;
-    /// Resolves the metrics of this key.
-    fn key_metrics(&self, name: &str) -> Option<Arc<KeyMetrics>> {
-        let _ = name;
-        None
-    }
-    /// Counts a client that was refused before a request: a broken, too large or too slow head.
-    fn connection_rejected(&self, status: u16);
-    /// Changes the count of open client connections by `+1` or `-1`.
-    fn add_connections(&self, change: i64);
-    /// Counts a connection that moves to another core than the one that accepted it.
-    fn connection_moved(&self) {}
-}
-
-/// Counts nothing.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NoopMetricsSink;
-
-/// The data of a finished request.
-pub struct FinishedRequest<'a> {
-    pub route: &'static str,
-    /// The result of [`RequestMetricsSink::model_resolved`], once the request named a configured model.
-    pub model: Option<&'a ModelMetrics>,
-    /// The status sent to the client; 499 for a disconnect.
-    pub status: u16,
-    /// The fault's code, if the gateway refused or aborted the request.
-    pub code: Option<&'static str>,
-    /// The phase in which the client disconnected.
-    pub left_in_phase: Option<DisconnectPhase>,
-    pub cold_start: Option<ColdStart>,
-    /// The total time parked, whatever its outcome. `None`: the request was never parked.
-    pub parked_for: Option<Millis>,
-    /// The gateway's own latency in microseconds, for a request that did not park: from the last byte of its body until
-    /// the request goes to the engine.
-    pub added_micros: Option<u64>,
-    /// From arrival to the response's head.
-    pub first_byte: Option<Millis>,
-    pub duration: Millis,
-    /// How often the request went to another engine, or again to the same one.
-    pub retries: u32,
-    /// Bytes of the request's body, and (`bytes_out`) of the response's.
-    pub bytes_in: u64,
-    pub bytes_out: u64,
-}
 
 /// What all requests report to and measure with. Shared, because each open stream holds a reference.
 pub(crate) struct RequestEnvironment {
@@ -146,6 +102,17 @@ enum OwnLatency {
     /// The body was complete at this moment, and no engine has the request.
     Since(Instant),
     Micros(u64),
+}
+
+#[cfg(test)]
+impl RequestEnvironment {
+    /// An environment that counts nothing. Its clock begins at `now`.
+    pub(crate) fn uncounted(now: Tick) -> Arc<Self> {
+        Arc::new(Self {
+            metrics_sink: Arc::new(super::NoopMetricsSink),
+            clock: TickClock::new(Instant::now(), now),
+        })
+    }
 }
 
 impl RequestContext {
@@ -223,7 +190,7 @@ impl RequestContext {
 
     pub(crate) fn set_phase(&self, phase: DisconnectPhase) {
         let before = self.phase.replace(phase);
-        // The head of a stream that waited went out long before. For any other, `head_sent` follows with the time.
+        // A stream that waited got its head long ago. For any other, `head_sent` follows with the time.
         if phase == DisconnectPhase::Streaming && before != phase && self.status.get().is_some() {
             self.phase_began.set(self.now());
         }
@@ -280,7 +247,7 @@ impl RequestContext {
     pub(super) fn describe(&self) -> Option<ActiveRequest> {
         Some(ActiveRequest {
             id: String::from_utf8_lossy(self.id.as_bytes()).into_owned(),
-            model: self.model_name()?,
+            model: self.model_name()?.clone(),
             phase: self.phase.get().into(),
             since: self.phase_began.get(),
             started: self.arrived,
@@ -291,8 +258,8 @@ impl RequestContext {
     }
 
     /// The request's model. `None` until it is known.
-    pub(crate) fn model_name(&self) -> Option<ModelName> {
-        self.model.get().cloned()
+    pub(crate) fn model_name(&self) -> Option<&ModelName> {
+        self.model.get()
     }
 
     /// Records the name of the request's key.
@@ -405,17 +372,6 @@ impl RequestContext {
         self.now().since(self.arrived)
     }
 
-    /// Starts a guard that measures the time parked.
-    pub(crate) fn park(self: &Rc<Self>) -> ParkedTimer {
-        self.set_phase(DisconnectPhase::Parked);
-        if let Some(metrics) = self.model_metrics.get() {
-            metrics.add_parked(1);
-        }
-        let since = self.now();
-        self.phase_began.set(since);
-        ParkedTimer { context: Rc::clone(self), since }
-    }
-
     /// Records that the gateway disconnected a client that read nothing. This does not count as a disconnect by the
     /// client.
     pub(crate) fn client_stalled(&self) {
@@ -424,92 +380,4 @@ impl RequestContext {
             self.set_complete();
         }
     }
-}
-
-/// Logs the faults that an operator should see at once; the access log has the rest.
-fn log_fault(fault: &Fault, id: &HeaderValue) {
-    let (id, code) = (id.to_str().unwrap_or("?"), openai::error::code(fault));
-    match openai::error::log_level(fault) {
-        Level::ERROR => tracing::error!(id, code, "{fault}"),
-        Level::WARN => tracing::warn!(id, code, "{fault}"),
-        _ => {}
-    }
-}
-
-pub(crate) struct ParkedTimer {
-    context: Rc<RequestContext>,
-    since: Tick,
-}
-
-impl Drop for ParkedTimer {
-    fn drop(&mut self) {
-        let parked_for = &self.context.exceptions().parked_for;
-        let before = parked_for.get().unwrap_or_default();
-        let now = self.context.now();
-        self.context.phase_began.set(now);
-        parked_for.set(Some(Millis(before.0 + now.since(self.since).0)));
-        if let Some(metrics) = self.context.model_metrics.get() {
-            metrics.add_parked(-1);
-        }
-    }
-}
-
-impl Drop for RequestContext {
-    fn drop(&mut self) {
-        let left_in_phase = (!self.is_complete.get()).then(|| self.phase.get());
-        // Not boxed: hardly any request has exceptions.
-        let no_exceptions = ExceptionFacts::default();
-        let exceptions = self.exceptions.get().map_or(&no_exceptions, AsRef::as_ref);
-        let finished = FinishedRequest {
-            route: self.route,
-            model: self.model_metrics.get().map(AsRef::as_ref),
-            status: left_in_phase.map_or_else(|| self.status.get().unwrap_or(500), |_| 499),
-            code: exceptions.code.get(),
-            left_in_phase,
-            cold_start: exceptions.wait.get().and_then(|waited| waited.cold_start),
-            parked_for: exceptions.parked_for.get(),
-            first_byte: self.status.get().map(|_| self.first_byte.get()),
-            duration: match self.ended_at.get() {
-                Tick(0) => self.now(),
-                ended_at => ended_at,
-            }
-            .since(self.arrived),
-            added_micros: match self.own_latency.get() {
-                OwnLatency::Micros(micros) => Some(micros),
-                OwnLatency::Unknown | OwnLatency::Since(_) => None,
-            },
-            retries: exceptions.retries.get(),
-            bytes_in: self.bytes_in.get(),
-            bytes_out: self.bytes_out.get(),
-        };
-        if let Some(metrics) = finished.model {
-            metrics.add_tokens(self.tokens.get());
-        }
-        self.environment.metrics_sink.request_finished(&finished);
-        let Some(recorder) = self.recorder.take() else { return };
-        let outcome = RequestOutcome {
-            id: Some(self.id.clone()),
-            route: self.route,
-            model: self.model.take(),
-            key: self.key_name.take(),
-            status: finished.status,
-            code: finished.code,
-            left_in_phase,
-            cold_start: finished.cold_start,
-            wait: finished.parked_for,
-            retries: finished.retries,
-            bytes_in: finished.bytes_in,
-            bytes_out: finished.bytes_out,
-        };
-        recorder.into_inner().finish(outcome);
-    }
-}
-
-impl RequestMetricsSink for NoopMetricsSink {
-    fn request_finished(&self, _: &FinishedRequest<'_>) {}
-    fn model_resolved(&self, _: &ModelName) -> Option<Arc<ModelMetrics>> {
-        None
-    }
-    fn connection_rejected(&self, _: u16) {}
-    fn add_connections(&self, _: i64) {}
 }

@@ -128,7 +128,7 @@ async fn receive_header(
         Err(error) => {
             let peer = socket.peer().map(tracing::field::display);
             if let Some(status) = error.status() {
-                worker.server.metrics_sink.connection_rejected(status);
+                worker.server.metrics_sink().connection_rejected(status);
                 tracing::warn!(peer, "connection closed: {error}");
             } else {
                 tracing::debug!(peer, "connection closed: {error}");

@@ -446,7 +446,7 @@ async fn close_connection(
 ) {
     if let Some(fault) = final_fault(socket, limits, end) {
         socket.record_offence();
-        worker.server.metrics_sink.connection_rejected(openai::error::status(&fault).as_u16());
+        worker.server.metrics_sink().connection_rejected(openai::error::status(&fault).as_u16());
         let answer = api::error_response_bytes(worker, &fault);
         if last_response::send_last_response(socket, &answer).await.is_err() {
             return;

@@ -103,7 +103,10 @@ impl FlushNotify {
     /// Returns whether the flush is done. If not, wakes the task when it is.
     pub(crate) fn poll(self: &Rc<Self>, socket: &ClientSocket, cx: &Context<'_>) -> bool {
         // HTTP/1.1's connection asks again only when everything is written.
-        let Some(multiplexed) = socket.multiplexed.get().filter(|_| !self.done.get()) else { return true };
+        let Some(multiplexed) = socket.multiplexed.get() else { return true };
+        if self.done.get() {
+            return true;
+        }
         *self.waker.borrow_mut() = Some(cx.waker().clone());
         if !self.requested.replace(true) {
             multiplexed.flush_notifies.borrow_mut().push(Rc::clone(self));

@@ -5,11 +5,13 @@ use std::time::Duration;
 use kube::{ResourceExt as _, api::DeleteParams};
 use nix::sys::signal::Signal;
 use rouse::engine::SLEEP_DENIAL_TIMEOUT;
+use rouse_controllers::crd::InferenceModel;
 use serde_json::json;
 use tokio::time::Instant;
 
 use crate::{
     audit::PoolAudit,
+    client::TestClient,
     installation::{Installation, blocking, reason},
     leftovers::a_request_waits,
 };
@@ -85,9 +87,13 @@ async fn a_restart_leaves_the_budget_and_the_engines_as_they_are() {
     let client = gateway.client();
     assert_eq!(blocking(move || client.chat("large", false, 4)).await.status, 200);
     let before = world.running().await;
+    let start = |model: &InferenceModel| model.status.as_ref()?.learned.as_ref()?.start_millis;
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         // The next gateway knows only the written status of the engine.
-        world.until("large", "ready", |model| model.status.as_ref().is_some_and(|status| status.ready)).await;
+        let is_written = |model: &InferenceModel| {
+            model.status.as_ref().is_some_and(|status| status.ready) && start(model).is_some()
+        };
+        let written = world.until("large", "ready, with the time of its start", is_written).await;
         gateway.signal(signal);
         gateway.wait_owned().await;
         gateway = world.gateway("gateway-0", "");
@@ -95,6 +101,11 @@ async fn a_restart_leaves_the_budget_and_the_engines_as_they_are() {
         let answer = blocking(move || client.chat("large", false, 4)).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
         assert_eq!(answer.header("x-rouse-cold-start"), "", "it has been awake all the time");
+        let admin = TestClient::new(gateway.admin);
+        let fleet = blocking(move || admin.get("/admin/v1/fleet").json()).await;
+        let known =
+            fleet["models"].as_array().unwrap().iter().find(|model| model["name"] == "large").unwrap();
+        assert_eq!(known["learned"]["start"], json!(start(&written)), "what a former leader learned");
         assert_eq!(world.reserved_gib().await, [("large".to_owned(), 80)]);
         let refused = blocking(move || client.chat("other", false, 4)).await;
         assert_eq!(refused.status, 429, "{}", refused.text());

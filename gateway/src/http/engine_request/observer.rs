@@ -39,7 +39,7 @@ impl RequestExchangeObserver {
         let control = &self.worker.server.driver;
         let Some(model) = self.context.model_name() else { return };
         let routes = control.routes();
-        let Some(route) = routes.models.get(&model) else { return };
+        let Some(route) = routes.models.get(model) else { return };
         let endpoint = match &self.attempt {
             Some(attempted) => route.endpoint_of(attempted.engine()),
             None => route.endpoints.first(),

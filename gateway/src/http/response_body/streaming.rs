@@ -263,8 +263,7 @@ impl StreamingBody {
                     if let Some(rest) = rest.take() {
                         return self.hand_over(ScratchFrame::Owned(rest), Instant::now());
                     }
-                    // HTTP/1.1's connection asks again only when the last frame is written and flushed.
-                    if self.socket.is_multiplexed() && !flushed.poll(&self.socket, cx) {
+                    if !flushed.poll(&self.socket, cx) {
                         ready!(deadline.as_mut().poll(cx));
                     }
                     *state = StreamingState::Aborted;

@@ -14,7 +14,6 @@ use tokio::{
 use super::*;
 use crate::{
     http::{
-        NoopMetricsSink,
         request_context::RequestEnvironment,
         testing::{CannedEngine, InProcessGateway, change_model, completion_request, sse_response},
     },
@@ -109,10 +108,7 @@ async fn waiting(patience: Duration) -> (TcpStream, Rc<ClientSocket>, Rc<Streami
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let socket = ClientSocket::new(listener.accept().await.unwrap().0, ShutdownStage::Serving);
-    let environment = Arc::new(RequestEnvironment {
-        metrics_sink: Arc::new(NoopMetricsSink),
-        clock: rouse_net::lease::TickClock::new(Instant::now(), rouse::units::Tick(0)),
-    });
+    let environment = RequestEnvironment::uncounted(rouse::units::Tick(0));
     let parts = StreamingBodyContext {
         socket: Rc::clone(&socket),
         context: RequestContext::new(

@@ -103,7 +103,7 @@ impl WorkerConnections {
         let Ok(stream) = stream.into_std() else { return };
         let moved = MovedConnection { stream, peer, source, core_guard: self.loads.add_connection(better) };
         match way.try_send(moved) {
-            Ok(()) => self.worker.server.metrics_sink.connection_moved(),
+            Ok(()) => self.worker.server.metrics_sink().connection_moved(),
             Err(refused) => {
                 // That core takes no more for now, or it has ended in a shutdown.
                 let core_guard = self.loads.add_connection(self.core_index);
@@ -187,10 +187,10 @@ impl WorkerConnections {
         let number = self.next_id.replace(self.next_id.get() + 1);
         socket.set_core_load(Rc::clone(&self.core_load));
         self.open.borrow_mut().insert(number, Rc::clone(&socket));
-        self.worker.server.metrics_sink.add_connections(1);
+        self.worker.server.metrics_sink().add_connections(1);
         let connections = Rc::clone(self);
         async move {
-            let source = if begins_with_header {
+            let resolved = if begins_with_header {
                 Box::pin(client_address::resolve_proxy_header(
                     &connections.worker,
                     &connections.address_limiter,
@@ -200,7 +200,7 @@ impl WorkerConnections {
             } else {
                 Ok(())
             };
-            match source {
+            match resolved {
                 Ok(()) => {
                     connection::serve(&connections.worker, &socket, connections.handshakes_for(&socket))
                         .await;
@@ -217,7 +217,7 @@ impl WorkerConnections {
             socket.release_permit();
             drop(socket);
             drop(core_guard);
-            connections.worker.server.metrics_sink.add_connections(-1);
+            connections.worker.server.metrics_sink().add_connections(-1);
             connections.open.borrow_mut().remove(&number);
             connections.connection_ended.notify_waiters();
         }
@@ -239,7 +239,7 @@ impl WorkerConnections {
         }
         self.rejecting.set(self.rejecting.get() + 1);
         let fault = refusal.fault();
-        self.worker.server.metrics_sink.connection_rejected(openai::error::status(&fault).as_u16());
+        self.worker.server.metrics_sink().connection_rejected(openai::error::status(&fault).as_u16());
         let answer = http::error_response_bytes(&self.worker, &fault);
         let connections = Rc::clone(self);
         tokio::task::spawn_local(async move {

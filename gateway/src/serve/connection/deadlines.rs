@@ -115,7 +115,7 @@ impl Deadlines for DeadlineRules<'_> {
         }
         let soon = socket.write_blocked_since().is_some()
             || socket.any_stalled()
-            || (socket.is_multiplexed() && socket.all_stalled_since().is_some());
+            || socket.all_stalled_since().is_some();
         NextCheck { at: self.terminate_at(), checks_soon: soon }
     }
 
@@ -190,8 +190,7 @@ impl DeadlineRules<'_> {
             }
         }
         // Aborted streams of a client that grants no window disappear only with their connection.
-        let all =
-            socket.is_multiplexed() && socket.all_stalled_since().is_some_and(|since| since + limit <= now);
+        let all = socket.all_stalled_since().is_some_and(|since| since + limit <= now);
         all.then_some(ConnectionEnd::Stalled)
     }
 }
