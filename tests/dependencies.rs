@@ -8,7 +8,10 @@ use rouse::{
         report::ModelState,
     },
     journal,
-    model::{Accelerator, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelSpec},
+    model::{
+        Accelerator, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig, FleetSettings, ModelName,
+        ModelSpec,
+    },
     sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, simulated_model},
     units::{Bytes, Millis},
 };
@@ -154,4 +157,46 @@ fn a_model_whose_dependencies_never_fit_says_so_before_the_first_request() {
         _ => false,
     };
     assert!(first_command_at(&world, 40.0, refuses).is_some());
+}
+
+/// The engine that starts measures free memory, so it waits for the sleeper's release. The sleeper's meter does not name
+/// engines.
+#[test]
+fn a_reservation_that_waits_for_a_dependency_does_not_hide_a_neighbours_release() {
+    let mut scenario = base_scenario(vec![
+        model("other", 10, &[]),
+        model("top", 12, &["base"]),
+        ModelSpec { accelerators: AcceleratorRequirement::Count(0), ..model("base", 1, &[]) },
+    ]);
+    scenario.hardware.meter_per_process = false;
+    let other = || ModelName::from("other");
+    let scenario = scenario
+        .at(Millis::secs(1), send_request("other"))
+        .at(Millis::secs(19), ScenarioAction::DelayNextRelease(engine("other"), Millis::secs(1)))
+        .at(Millis::secs(20), ScenarioAction::OperatorAction(other(), OperatorAction::Sleep { level: None }))
+        .at(Millis(20_600), send_request("top"));
+    let world = run(scenario, 100);
+    assert_eq!(world.tally().count("requests served"), 2);
+}
+
+/// A gateway that restarts does not know how much an engine uses whose model is gone from the configuration.
+#[test]
+fn nothing_is_placed_beside_an_engine_whose_model_is_no_longer_configured() {
+    let scenario = base_scenario(vec![model("old", 20, &[])]);
+    let next = ModelSpec { pinned: true, ..model("next", 20, &[]) };
+    let mut without = FleetConfig { models: vec![next], ..scenario.configuration.clone() };
+    without.accelerators.iter_mut().for_each(|gpu| gpu.metered = false);
+    let long = SimulatedRequest::stream("old", Millis::secs(60));
+    let scenario = scenario
+        .at(Millis::secs(1), ScenarioAction::SendRequest(long))
+        .at(Millis::secs(15), ScenarioAction::ReloadConfig(Box::new(without)))
+        .at(Millis::secs(16), ScenarioAction::RestartGateway);
+    // Each reservation is checked against the memory that is in use.
+    let world = run(scenario, 100);
+    let launched = first_command_at(
+        &world,
+        0.0,
+        |c| matches!(c, Command::Launch { engine: e, .. } if *e == engine("next")),
+    );
+    assert!(launched.is_some_and(|at| at > 16.0), "{launched:?}");
 }

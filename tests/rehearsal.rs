@@ -1,7 +1,10 @@
 //! Rehearsed sleep: each process sleeps and wakes once where that harms nobody, and its memory stays its own meanwhile.
 
 use rouse::{
-    fleet::command::{CloseReason, Command},
+    fleet::{
+        command::{CloseReason, Command},
+        event::OperatorAction,
+    },
     journal,
     model::{
         Accelerator, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy,
@@ -213,6 +216,28 @@ fn an_engine_whose_dependency_goes_away_stays_asleep() {
     assert_eq!(times(&world, "qwen", is_sleep), [sleep]);
     assert!(times(&world, "qwen", is_wake).is_empty(), "what it needs is gone");
     assert_eq!(times(&world, "qwen", is_shrink).len(), 1, "it gives its memory up");
+}
+
+#[test]
+fn a_rehearsal_ends_for_a_request_for_a_model_that_depends_on_the_engine() {
+    let mut needing = model("qwen", RehearsalPolicy::Never);
+    needing.dependencies = vec!["embedder".into()];
+    let mut needed = model("embedder", RehearsalPolicy::Idle);
+    for spec in [&mut needing, &mut needed] {
+        spec.memory.awake = Bytes::gib(10);
+    }
+    let sleep = ScenarioAction::OperatorAction("qwen".into(), OperatorAction::Sleep { level: None });
+    let mut scenario =
+        base_scenario(vec![needing, needed]).at(Millis::secs(1), request("qwen")).at(Millis::secs(20), sleep);
+    // So the meter does not show the engine's release while the dependent has a reservation beside it.
+    scenario.hardware.meter_per_process = false;
+    let sleeps = times(&run(scenario.clone(), 80), "embedder", is_sleep);
+    let [sleep] = sleeps[..] else { panic!("one rehearsal: {sleeps:?}") };
+    // The dependent's reservation is made while the engine falls asleep.
+    let world = run(scenario.at(Millis((sleep * 1000.0) as u64 + 1000), request("qwen")), 80);
+    assert_eq!(times(&world, "embedder", is_sleep), [sleep]);
+    assert_eq!(times(&world, "embedder", is_wake).len(), 1, "its dependent is asked for");
+    assert_eq!(world.tally().count("requests served"), 2);
 }
 
 #[test]

@@ -44,9 +44,13 @@ impl Planner {
         if followed && self.adopt_in_place(id, generation, found, now) {
             return;
         }
-        let spec = self.engine_spec(id);
-        let awake = spec.map_or(Bytes::ZERO, |s| s.accelerators.bytes_per_account(s.memory.awake));
-        let residue = self.residue_of(id);
+        let (awake, residue) = match self.engine_spec(id) {
+            Some(spec) => (spec.accelerators.bytes_per_account(spec.memory.awake), self.residue_of(id)),
+            None => {
+                let all = self.whole_accelerators(&found.accelerators);
+                (all, all)
+            }
+        };
         let mut engine = Engine::new(id.clone(), now);
         engine.generation = generation;
         engine.fingerprint = found.fingerprint;
@@ -81,6 +85,15 @@ impl Planner {
         }
         self.book_found(id, &found.accelerators, bytes);
         self.ensure_model(&id.model, now);
+    }
+
+    /// What an engine of a model that is not configured may use on each of these accelerators: all there is.
+    ///
+    /// Nothing says how much it really uses, and it is stopped at once. In a pool, the accelerators that it takes count.
+    fn whole_accelerators(&self, accelerators: &[AcceleratorId]) -> Bytes {
+        let accounts = accelerators.iter().filter_map(|id| self.ledger.accelerators.get(id));
+        let alone = accounts.filter(|account| account.units.is_none());
+        alone.map(|account| account.capacity).max().unwrap_or_default()
     }
 
     /// Sets the reservation of an engine that was found running, whether or not there is room.

@@ -205,13 +205,13 @@ impl PlanBuilder<'_> {
 
     /// Wakes the engine from its rehearsal, once its residue is measured.
     ///
-    /// A request waits for that no longer than the meter may lag.
+    /// A request for the model, or for one that depends on it, waits for that no longer than the meter may lag.
     pub(super) fn end_rehearsal(&mut self, id: &EngineId, level: SleepLevel) {
         let Some(e) = self.engine(id) else { return };
         let (engine, generation) = (id.clone(), e.generation);
         let meter_lag = self.planner.settings.timeouts.meter_lag;
         let lag_is_over = e.releasing_since.is_some_and(|since| since + meter_lag <= self.now);
-        let is_late = lag_is_over && self.is_asked_for(e);
+        let is_late = lag_is_over && (self.is_asked_for(e) || self.is_wanted_by_dependents(id));
         if self.has_profiling_neighbour(id) {
             return;
         }

@@ -287,14 +287,16 @@ impl AcceleratorAccount {
     }
 
     /// Observed bytes of one engine, if known or inferable.
+    ///
+    /// `unused`: what others have reserved and do not use.
     #[must_use]
-    pub(in crate::fleet) fn observed_of(&self, engine: &EngineId) -> Option<Bytes> {
+    pub(in crate::fleet) fn observed_of(&self, engine: &EngineId, unused: Bytes) -> Option<Bytes> {
         let reading = self.reading.as_ref()?;
         Some(match &reading.by_engine {
             Some(by_engine) => by_engine.get(engine).copied().unwrap_or_default(),
             None => {
-                let booked_by_others = self.booked.sum_without(engine);
-                reading.used.saturating_sub(booked_by_others)
+                let used_by_others = self.booked.sum_without(engine).saturating_sub(unused);
+                reading.used.saturating_sub(used_by_others)
             }
         })
     }

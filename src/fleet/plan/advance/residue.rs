@@ -113,7 +113,7 @@ impl Planner {
             let reading = account.reading.as_ref().filter(|r| r.at >= since);
             let observed = reading
                 .filter(|r| names_engines || !self.has_rising_neighbour(id, accelerator, r.at))
-                .and_then(|_| account.observed_of(id));
+                .and_then(|r| account.observed_of(id, self.unused_reservations(accelerator, r.at)));
             match observed {
                 Some(bytes) if bytes <= residue => {}
                 Some(bytes)
@@ -142,9 +142,24 @@ impl Planner {
         self.engines.on_accelerators(std::slice::from_ref(accelerator)).into_iter().any(|e| {
             let is_growing =
                 e.state.is_starting() || (e.state == LifecycleState::Awake && e.turn_start > read);
-            // An engine that only has a reservation will grow, too.
-            let booked = e.pending_reservation.as_ref().is_some_and(|p| p.accelerators.contains(accelerator));
+            // A sleeper that is about to wake will grow, too.
+            let booked = !is_unused_since(e, read)
+                && e.pending_reservation.as_ref().is_some_and(|p| p.accelerators.contains(accelerator));
             e.id != *id && (booked || (is_growing && e.accelerators.contains(accelerator)))
         })
     }
+
+    /// Memory reserved here for engines that had no process at the reading.
+    ///
+    /// Such an engine may wait for this very reading, since it measures free memory when it starts.
+    fn unused_reservations(&self, accelerator: &AcceleratorId, read: Tick) -> Bytes {
+        let Some(account) = self.ledger.accelerators.get(accelerator) else { return Bytes::ZERO };
+        let here = self.engines.on_accelerators(std::slice::from_ref(accelerator)).into_iter();
+        here.filter(|e| is_unused_since(e, read)).map(|e| account.booked_by(&e.id)).sum()
+    }
+}
+
+/// Whether the engine has had no process since the reading, so that nothing of its reservation is in use.
+fn is_unused_since(e: &Engine, read: Tick) -> bool {
+    !e.state.has_process() && e.since <= read
 }
