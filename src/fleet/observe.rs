@@ -44,6 +44,9 @@ impl Planner {
         match event {
             Event::Configured { configuration } => self.configure(configuration, now),
             Event::MeasurementsRestored { model, variant, learned } => {
+                if self.role == LeadershipRole::Follower {
+                    self.expect_model(model, now);
+                }
                 let engine = EngineId::of_variant(model.clone(), variant.clone(), 0);
                 self.update_learned(&engine, |measurements| *measurements = *learned);
             }
@@ -180,8 +183,9 @@ impl Planner {
         self.advance_time(now);
         self.scaling = ScalingIndex::from_planner(self);
         // A model may have been configured without replicas, so no engine's removal removes it.
-        for name in before.keys() {
-            self.remove_model_if_unused(name);
+        let unconfigured = self.models.iter().filter(|(_, model)| model.spec.is_none());
+        for name in unconfigured.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
+            self.remove_model_if_unused(&name);
         }
         if !self.role.decides() {
             // The leader may have reloaded earlier and published engines of models that were not configured here yet.

@@ -2,14 +2,17 @@
 //!
 //! Apart from the changes of the leader, because here another gateway leads all the time.
 
+use std::collections::BTreeMap;
+
 use rouse::{
     engine::state::LifecycleState,
     fault::Fault,
     fleet::{
+        Fleet,
         command::{CloseReason, Command},
-        event::{Event, OperationId, OperatorAction, PublishedEngineState},
+        event::{Event, LearnedMeasurements, OperationId, OperatorAction, PublishedEngineState},
     },
-    model::{QueuePolicy, SleepLevel},
+    model::{Accelerator, FleetConfig, FleetSettings, QueuePolicy, SleepLevel, VariantName},
     units::{Bytes, Generation, Millis},
 };
 
@@ -213,4 +216,34 @@ fn a_follower_refuses_nobody_for_what_is_needed_and_may_be_coming() {
     };
     assert!(shortage.permanent, "{shortage:?}");
     assert!(shortage.wait.waited_for.contains("a needs 20Gi on one accelerator"), "{shortage:?}");
+}
+
+/// A gateway that starts reads the statuses of models while it still composes its first configuration.
+#[test]
+fn what_a_leader_learned_is_kept_for_the_first_configuration() {
+    let learned = LearnedMeasurements { start: Some(Millis(946)), ..LearnedMeasurements::default() };
+    let restored = |name: &str| Event::MeasurementsRestored {
+        model: name.into(),
+        variant: VariantName::default(),
+        learned,
+    };
+    let mut fleet = Fleet::new();
+    fleet.on(&Event::LeadershipChanged { leads: false }, START);
+    for name in ["a", "gone"] {
+        fleet.on(&restored(name), START);
+    }
+    let configuration = FleetConfig {
+        settings: FleetSettings::default(),
+        accelerators: vec![Accelerator::new("gpu-0".into(), Bytes::gib(24))],
+        models: vec![model("a")],
+    };
+    fleet.on(&Event::Configured { configuration: Box::new(configuration) }, START);
+    assert_eq!(
+        fleet.learned(),
+        BTreeMap::from([("a".into(), learned)]),
+        "and no model that nobody configured"
+    );
+    // Later on, a model that is not configured is unknown.
+    fleet.on(&restored("gone"), START);
+    assert_eq!(fleet.learned().len(), 1);
 }

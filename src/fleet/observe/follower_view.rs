@@ -14,7 +14,7 @@ use crate::{
         event::{AdoptedEngine, PublishedEngine, PublishedEngineState, PublishedFailure},
         plan::{Planner, leadership::LeadershipRole},
     },
-    model::{EngineId, SleepLevel},
+    model::{EngineId, ModelName, SleepLevel},
     units::{Bytes, Generation, Tick},
 };
 
@@ -44,6 +44,15 @@ impl Planner {
         let explicit = self.engine_spec(id).is_some_and(|spec| !spec.profiles_memory());
         self.engines.change(id, |e| e.apply_published(generation, published, explicit, now));
         self.book_as_observed(id, now);
+    }
+
+    /// Adds a model that the first configuration may have.
+    ///
+    /// A gateway that starts reads what the leader published of its models while it composes that configuration.
+    pub(in crate::fleet) fn expect_model(&mut self, model: &ModelName, now: Tick) {
+        if self.models.values().all(|known| known.spec.is_none()) {
+            self.ensure_model(model, now);
+        }
     }
 
     /// Ends an engine of which nothing is left.
