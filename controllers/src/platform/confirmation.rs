@@ -54,17 +54,17 @@ pub(super) async fn confirm(context: Arc<EngineContext>, pod: PodReceiver) -> St
     outcome
 }
 
+/// Does the same after a delay.
+pub(super) async fn confirm_later(context: Arc<EngineContext>, pod: PodReceiver) -> StepOutcome {
+    time::sleep(RETRY_DELAY).await;
+    confirm(context, pod).await
+}
+
 /// Awaits a stub's answer once few enough others are awaited. `None` if the answer takes too long.
 async fn contact<T>(confirmations: &Semaphore, answer: impl Future<Output = T>) -> Option<T> {
     // Nothing closes the semaphore.
     let _permit = confirmations.acquire().await;
     time::timeout(ANSWER_TIMEOUT, answer).await.ok()
-}
-
-/// Does the same after a delay.
-pub(super) async fn confirm_later(context: Arc<EngineContext>, pod: PodReceiver) -> StepOutcome {
-    time::sleep(RETRY_DELAY).await;
-    confirm(context, pod).await
 }
 
 async fn announce(context: &EngineContext, pod: &PodReceiver) -> Result<(), StubClientError> {

@@ -23,6 +23,20 @@ impl WarmupFixture<'_> {
         });
         self.other_pod(name, labels, node).await;
     }
+
+    /// Creates a Pod of each of two roles of the group on this node, and waits until the gateway knows both.
+    ///
+    /// Watches of two kinds have no order: a Warmup created now may reach the gateway before the second Pod does.
+    async fn two_roles(&self, group_name: &str, node: &str) {
+        for role in ["prefill", "decode"] {
+            self.group_pod(&format!("{group_name}-{role}"), group_name, role, Some(node)).await;
+        }
+        let name = format!("{group_name}-known");
+        let mut spec = group(group_name, json!({"decode": images(&["known:1"])}), json!({}));
+        spec["paused"] = json!(true);
+        self.world.warmup(&name, spec).await;
+        self.world.until_warmup(&name, "both Pods known", |status| counts(status).0 == 1).await;
+    }
 }
 
 fn group(name: &str, roles: Value, policies: Value) -> Value {
@@ -79,9 +93,7 @@ async fn missing(fixture: &WarmupFixture<'_>) {
 /// Equal images of two roles are one, in any spelling.
 async fn merged(fixture: &WarmupFixture<'_>) {
     let (world, node) = (&fixture.world, fixture.node("c"));
-    for role in ["prefill", "decode"] {
-        fixture.group_pod(&format!("both-{role}"), "both", role, Some("c")).await;
-    }
+    fixture.two_roles("both", "c").await;
     let roles = json!({
         "prefill": images(&["both:1", "prefill:1"]),
         "decode": images(&["docker.io/library/both:1", "decode:1"]),
@@ -118,9 +130,7 @@ async fn appears(fixture: &WarmupFixture<'_>) {
 /// Three Secrets of two roles, of which both name one, and one container that both have under names of their own.
 async fn secrets_and_containers(fixture: &WarmupFixture<'_>) {
     let (world, kubelet, node) = (&fixture.world, &fixture.kubelet, fixture.node("e"));
-    for role in ["prefill", "decode"] {
-        fixture.group_pod(&format!("united-{role}"), "united", role, Some("e")).await;
-    }
+    fixture.two_roles("united", "e").await;
     let role = |secrets: [&str; 2], container: &str| {
         let container = json!({"name": container, "image": "registry.example.com/build:1"});
         json!({
@@ -150,9 +160,7 @@ async fn secrets_and_containers(fixture: &WarmupFixture<'_>) {
 /// Two roles on one node that ask for different volumes of one name.
 async fn in_conflict(fixture: &WarmupFixture<'_>) {
     let (world, node) = (&fixture.world, fixture.node("d"));
-    for role in ["prefill", "decode"] {
-        fixture.group_pod(&format!("conflict-{role}"), "conflict", role, Some("d")).await;
-    }
+    fixture.two_roles("conflict", "d").await;
     let roles = json!({"prefill": mounts("/mnt/a"), "decode": mounts("/mnt/b")});
     world.warmup("conflict", group("conflict", roles, json!({}))).await;
     let status = world.until_failed("conflict").await;
