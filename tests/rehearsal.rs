@@ -223,21 +223,28 @@ fn a_rehearsal_ends_for_a_request_for_a_model_that_depends_on_the_engine() {
     let mut needing = model("qwen", RehearsalPolicy::Never);
     needing.dependencies = vec!["embedder".into()];
     let mut needed = model("embedder", RehearsalPolicy::Idle);
-    for spec in [&mut needing, &mut needed] {
-        spec.memory.awake = Bytes::gib(10);
+    let mut starting = ModelSpec { explicit_memory: true, ..model("small", RehearsalPolicy::Never) };
+    for (spec, gib) in [(&mut needing, 10), (&mut needed, 10), (&mut starting, 3)] {
+        spec.memory.awake = Bytes::gib(gib);
     }
     let sleep = ScenarioAction::OperatorAction("qwen".into(), OperatorAction::Sleep { level: None });
-    let mut scenario =
-        base_scenario(vec![needing, needed]).at(Millis::secs(1), request("qwen")).at(Millis::secs(20), sleep);
-    // So the meter does not show the engine's release while the dependent has a reservation beside it.
+    let mut scenario = base_scenario(vec![needing, needed, starting])
+        .at(Millis::secs(1), request("qwen"))
+        .at(Millis::secs(60), sleep);
+    scenario.hardware.start_time = (Millis::secs(20), Millis::secs(20));
+    // So the meter does not show the engine's release while another engine starts beside it.
     scenario.hardware.meter_per_process = false;
-    let sleeps = times(&run(scenario.clone(), 80), "embedder", is_sleep);
+    let sleeps = times(&run(scenario.clone(), 120), "embedder", is_sleep);
     let [sleep] = sleeps[..] else { panic!("one rehearsal: {sleeps:?}") };
-    // The dependent's reservation is made while the engine falls asleep.
-    let world = run(scenario.at(Millis((sleep * 1000.0) as u64 + 1000), request("qwen")), 80);
+    let while_it_falls_asleep = Millis((sleep * 1000.0) as u64 + 1000);
+    let scenario =
+        scenario.at(while_it_falls_asleep, request("small")).at(while_it_falls_asleep, request("qwen"));
+    let world = run(scenario, 160);
     assert_eq!(times(&world, "embedder", is_sleep), [sleep]);
-    assert_eq!(times(&world, "embedder", is_wake).len(), 1, "its dependent is asked for");
-    assert_eq!(world.tally().count("requests served"), 2);
+    let wakes = times(&world, "embedder", is_wake);
+    let [wake] = wakes[..] else { panic!("its dependent is asked for: {wakes:?}") };
+    assert!(wake - sleep < 10.0, "it waited for the other's start of 20 s: {}", wake - sleep);
+    assert_eq!(world.tally().count("requests served"), 3);
 }
 
 #[test]

@@ -140,7 +140,7 @@ impl Planner {
             Event::Gone { cause, .. } => self.record_gone(id, cause, now),
             Event::UsageObserved { used, .. } => self.record_usage(id, *used),
             Event::ResidueMeasured { bytes, .. } => self.record_residue(id, *bytes),
-            Event::UsageAfterSleep { used, .. } => self.record_usage_after_sleep(id, used),
+            Event::UsageAfterSleep { used, .. } => self.record_usage_after_sleep(id, used, now),
             _ => {
                 self.engines.change(id, |engine| engine.apply_event(event, now));
             }

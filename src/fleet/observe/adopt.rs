@@ -44,13 +44,6 @@ impl Planner {
         if followed && self.adopt_in_place(id, generation, found, now) {
             return;
         }
-        let (awake, residue) = match self.engine_spec(id) {
-            Some(spec) => (spec.accelerators.bytes_per_account(spec.memory.awake), self.residue_of(id)),
-            None => {
-                let all = self.whole_accelerators(&found.accelerators);
-                (all, all)
-            }
-        };
         let mut engine = Engine::new(id.clone(), now);
         engine.generation = generation;
         engine.fingerprint = found.fingerprint;
@@ -61,11 +54,11 @@ impl Planner {
         // An engine found during its start may be measuring memory right now.
         let measures = self.engine_spec(id).is_none_or(ModelSpec::profiles_memory);
         engine.profiled = found.ready || found.asleep.is_some() || !measures;
-        let (state, bytes) = match (found.asleep, found.ready) {
-            (Some(level), true) => (LifecycleState::Asleep { level }, residue),
-            (Some(level), false) => (LifecycleState::FallingAsleep { level }, awake),
-            (None, true) => (LifecycleState::Awake, awake),
-            (None, false) => (LifecycleState::Loading, awake),
+        let state = match (found.asleep, found.ready) {
+            (Some(level), true) => LifecycleState::Asleep { level },
+            (Some(level), false) => LifecycleState::FallingAsleep { level },
+            (None, true) => LifecycleState::Awake,
+            (None, false) => LifecycleState::Loading,
         };
         // An engine that does not answer may be busy, however long it has run: it gets the time of a start.
         engine.startup_began = if state == LifecycleState::Loading { now } else { found.started };
@@ -75,6 +68,7 @@ impl Planner {
         // The stop of a sleeper counts from when it fell asleep: not later than now, not before its last use.
         engine.since = if matches!(state, LifecycleState::Asleep { .. }) { engine.turn_start } else { now };
         engine.state = state;
+        let bytes = self.observed_need(&engine);
         if followed {
             self.carry_over(&mut engine, now);
         }
@@ -87,13 +81,29 @@ impl Planner {
         self.ensure_model(&id.model, now);
     }
 
+    /// Memory that the engine may use on each of its accelerators, by its state.
+    pub(in crate::fleet) fn observed_need(&self, e: &Engine) -> Bytes {
+        let spec = self.engine_spec(&e.id);
+        match &e.state {
+            state if !state.has_process() => Bytes::ZERO,
+            // Another gateway leads, and decides what to do about it.
+            _ if spec.is_none() && self.role == LeadershipRole::Follower => Bytes::ZERO,
+            LifecycleState::Asleep { .. } if spec.is_some() => self.residue_of(&e.id),
+            _ => spec.map_or_else(
+                || self.whole_accelerators(&e.accelerators),
+                |spec| spec.accelerators.bytes_per_account(spec.memory.awake),
+            ),
+        }
+    }
+
     /// What an engine of a model that is not configured may use on each of these accelerators: all there is.
     ///
-    /// Nothing says how much it really uses, and it is stopped at once. In a pool, the accelerators that it takes count.
+    /// Nothing says how much it really uses, and it is stopped at once. In a pool that counts accelerators, those that
+    /// it takes count instead.
     fn whole_accelerators(&self, accelerators: &[AcceleratorId]) -> Bytes {
         let accounts = accelerators.iter().filter_map(|id| self.ledger.accelerators.get(id));
-        let alone = accounts.filter(|account| account.units.is_none());
-        alone.map(|account| account.capacity).max().unwrap_or_default()
+        let single = accounts.filter(|account| account.pool.is_some() || account.units.is_none());
+        single.map(|account| account.capacity).max().unwrap_or_default()
     }
 
     /// Sets the reservation of an engine that was found running, whether or not there is room.

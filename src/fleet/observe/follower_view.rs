@@ -50,7 +50,7 @@ impl Planner {
     ///
     /// A gateway that starts reads what the leader published of its models while it composes that configuration.
     pub(in crate::fleet) fn expect_model(&mut self, model: &ModelName, now: Tick) {
-        if self.models.values().all(|known| known.spec.is_none()) {
+        if self.ledger.accelerators.iter().next().is_none() {
             self.ensure_model(model, now);
         }
     }
@@ -67,14 +67,8 @@ impl Planner {
     /// Sets the engine's reservation to what its state needs, whether or not there is room.
     pub(in crate::fleet) fn book_as_observed(&mut self, id: &EngineId, now: Tick) {
         let Some(e) = self.engines.get(id) else { return };
-        let spec = self.engine_spec(id);
-        let awake = spec.map_or(Bytes::ZERO, |spec| spec.accelerators.bytes_per_account(spec.memory.awake));
-        let units = spec.and_then(|spec| spec.accelerators.units());
-        let bytes = match &e.state {
-            LifecycleState::Asleep { .. } => self.residue_of(id),
-            state if state.has_process() => awake,
-            _ => Bytes::ZERO,
-        };
+        let units = self.engine_spec(id).and_then(|spec| spec.accelerators.units());
+        let bytes = self.observed_need(e);
         let in_host = matches!(
             e.state,
             LifecycleState::Asleep { level: SleepLevel::One }

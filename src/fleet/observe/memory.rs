@@ -86,11 +86,17 @@ impl Planner {
     /// The others may use less than they reserve, so beside them the engine is known to keep no less than before.
     /// Without a reading of each of its accelerators nothing is learned. More than its own reservation is never the
     /// engine's own.
-    pub(super) fn record_usage_after_sleep(&mut self, id: &EngineId, used: &BTreeMap<AcceleratorId, Bytes>) {
+    pub(super) fn record_usage_after_sleep(
+        &mut self,
+        id: &EngineId,
+        used: &BTreeMap<AcceleratorId, Bytes>,
+        now: Tick,
+    ) {
         let Some(e) = self.engines.get(id) else { return };
         let known = self.residue_of(id);
         let kept_on = |accelerator: &AcceleratorId| {
-            let others = self.ledger.accelerators.get(accelerator)?.booked.sum_without(id);
+            let booked = self.ledger.accelerators.get(accelerator)?.booked.sum_without(id);
+            let others = booked.saturating_sub(self.unused_reservations(accelerator, now));
             let kept = used.get(accelerator)?.saturating_sub(others);
             Some(if others == Bytes::ZERO { kept } else { kept.max(known) })
         };

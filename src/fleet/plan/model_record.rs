@@ -20,7 +20,7 @@ use crate::{
 /// A model's configuration, operator overrides and measurements.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::fleet) struct ModelRecord {
-    /// `None`: the model is no longer configured and on its way out.
+    /// `None`: the model is no longer configured and on its way out, or the first configuration is not here yet.
     pub(in crate::fleet) spec: Option<Arc<ModelSpec>>,
     /// An operator's pin or unpin.
     pub(in crate::fleet) pin_override: Option<bool>,

@@ -142,24 +142,35 @@ impl Planner {
         self.engines.on_accelerators(std::slice::from_ref(accelerator)).into_iter().any(|e| {
             let is_growing =
                 e.state.is_starting() || (e.state == LifecycleState::Awake && e.turn_start > read);
-            // A sleeper that is about to wake will grow, too.
-            let booked = !is_unused_since(e, read)
+            // An engine that only has a reservation will grow, too.
+            let booked = self.used_before_start(e, read).is_none()
                 && e.pending_reservation.as_ref().is_some_and(|p| p.accelerators.contains(accelerator));
             e.id != *id && (booked || (is_growing && e.accelerators.contains(accelerator)))
         })
     }
 
-    /// Memory reserved here for engines that had no process at the reading.
+    /// Memory reserved here that was not in use at the reading, because its engines had not begun to start or to wake.
     ///
-    /// Such an engine may wait for this very reading, since it measures free memory when it starts.
-    fn unused_reservations(&self, accelerator: &AcceleratorId, read: Tick) -> Bytes {
+    /// Such an engine may wait for this very reading: it, or a dependency that starts before it, measures free memory.
+    pub(in crate::fleet) fn unused_reservations(&self, accelerator: &AcceleratorId, read: Tick) -> Bytes {
         let Some(account) = self.ledger.accelerators.get(accelerator) else { return Bytes::ZERO };
+        let unused = |e: &Engine| {
+            let used = self.used_before_start(e, read)?;
+            Some(account.booked_by(&e.id).saturating_sub(used))
+        };
         let here = self.engines.on_accelerators(std::slice::from_ref(accelerator)).into_iter();
-        here.filter(|e| is_unused_since(e, read)).map(|e| account.booked_by(&e.id)).sum()
+        here.filter_map(unused).sum()
     }
-}
 
-/// Whether the engine has had no process since the reading, so that nothing of its reservation is in use.
-fn is_unused_since(e: &Engine, read: Tick) -> bool {
-    !e.state.has_process() && e.since <= read
+    /// What an engine without a process, or one asleep, used on each accelerator at the reading.
+    ///
+    /// `None`: it may have used all that it has reserved.
+    fn used_before_start(&self, e: &Engine, read: Tick) -> Option<Bytes> {
+        match e.state {
+            _ if e.since > read => None,
+            LifecycleState::Asleep { .. } if e.releasing_since.is_none() => Some(self.residue_of(&e.id)),
+            ref state if !state.has_process() => Some(Bytes::ZERO),
+            _ => None,
+        }
+    }
 }
