@@ -201,6 +201,24 @@ fn a_sleeper_that_waits_for_a_dependency_does_not_hide_a_neighbours_release() {
     assert_eq!(world.tally().count("requests served"), 3);
 }
 
+/// A model comes to need another one while its reservation is being confirmed, and the other waits for the same memory.
+#[test]
+fn a_reservation_that_a_reload_makes_wait_holds_up_no_dependency() {
+    let models = || vec![model("late", 6, &[]), model("base", 6, &[]), model("top", 6, &["base"])];
+    let mut scenario = base_scenario(models());
+    scenario.hardware.placement_time = (Millis::secs(3), Millis::secs(3));
+    let mut next = FleetConfig { models: models(), ..scenario.configuration.clone() };
+    next.models[0].dependencies = vec!["base".into()];
+    let stop = ScenarioAction::OperatorAction("late".into(), OperatorAction::Stop);
+    let scenario = scenario
+        .at(Millis::secs(1), send_request("late"))
+        .at(Millis::secs(25), stop)
+        .at(Millis::secs(40), send_request("late"))
+        .at(Millis::secs(41), send_request("top"))
+        .at(Millis::secs(42), ScenarioAction::ReloadConfig(Box::new(next)));
+    assert_eq!(run(scenario, 160).tally().count("requests served"), 3);
+}
+
 /// A gateway that restarts does not know how much an engine uses whose model is gone from the configuration.
 #[test]
 fn nothing_is_placed_beside_an_engine_whose_model_is_no_longer_configured() {

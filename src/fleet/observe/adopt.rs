@@ -98,8 +98,8 @@ impl Planner {
 
     /// What an engine of a model that is not configured may use on each of these accelerators: all there is.
     ///
-    /// Nothing says how much it really uses, and it is stopped at once. In a pool that counts accelerators, those that
-    /// it takes count instead.
+    /// Nothing says how much it really uses, and it is stopped at once. In a pool that counts accelerators, one counts
+    /// instead.
     fn whole_accelerators(&self, accelerators: &[AcceleratorId]) -> Bytes {
         let accounts = accelerators.iter().filter_map(|id| self.ledger.accelerators.get(id));
         let single = accounts.filter(|account| account.pool.is_some() || account.units.is_none());

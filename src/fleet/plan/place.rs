@@ -322,8 +322,9 @@ impl PlanBuilder<'_> {
     pub(in crate::fleet) fn has_interference(&self, id: &EngineId, accelerators: &[AcceleratorId]) -> bool {
         let cold = !self.engine(id).is_some_and(|e| e.state.has_process());
         let launch = cold && self.planner.engine_spec(id).is_none_or(ModelSpec::profiles_memory);
-        let about_to =
-            |e: &Engine| e.pending_reservation.as_ref().is_some_and(|placing| !placing.in_dependency_group);
+        let about_to = |e: &Engine| {
+            e.pending_reservation.as_ref().is_some_and(|placing| !self.is_in_dependency_group(&e.id, placing))
+        };
         let neighbours = self.planner.engines.moving_on(accelerators).into_iter().filter(|e| e.id != *id);
         let mut neighbours = neighbours.filter(|e| e.state.has_process() || about_to(e));
         // A failing engine may measure until it is stopped.

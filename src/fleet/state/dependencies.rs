@@ -237,7 +237,12 @@ impl PlanBuilder<'_> {
         }
     }
 
-    fn is_in_dependency_group(&self, id: &EngineId, placing: &PendingReservation) -> bool {
+    /// Whether the engine's reservation is one of a model and its dependencies, then or since a reload.
+    pub(in crate::fleet) fn is_in_dependency_group(
+        &self,
+        id: &EngineId,
+        placing: &PendingReservation,
+    ) -> bool {
         placing.in_dependency_group || self.planner.dependencies.involves(&id.model)
     }
 

@@ -142,7 +142,7 @@ impl Planner {
         self.engines.on_accelerators(std::slice::from_ref(accelerator)).into_iter().any(|e| {
             let is_growing =
                 e.state.is_starting() || (e.state == LifecycleState::Awake && e.turn_start > read);
-            // An engine that only has a reservation will grow, too.
+            // An engine that became cold or asleep since then may have used more.
             let booked = self.used_before_start(e, read).is_none()
                 && e.pending_reservation.as_ref().is_some_and(|p| p.accelerators.contains(accelerator));
             e.id != *id && (booked || (is_growing && e.accelerators.contains(accelerator)))
@@ -162,13 +162,17 @@ impl Planner {
         here.filter_map(unused).sum()
     }
 
-    /// What an engine without a process, or one asleep, used on each accelerator at the reading.
+    /// What an engine used on each accelerator at the reading if it has not begun to use its reservation.
     ///
-    /// `None`: it may have used all that it has reserved.
+    /// `None`: it may have used all that it has booked.
     fn used_before_start(&self, e: &Engine, read: Tick) -> Option<Bytes> {
         match e.state {
             _ if e.since > read => None,
-            LifecycleState::Asleep { .. } if e.releasing_since.is_none() => Some(self.residue_of(&e.id)),
+            LifecycleState::Asleep { .. }
+                if e.pending_reservation.is_some() && e.releasing_since.is_none() =>
+            {
+                Some(self.residue_of(&e.id))
+            }
             ref state if !state.has_process() => Some(Bytes::ZERO),
             _ => None,
         }
