@@ -156,9 +156,9 @@ async fn further(write: u32) -> bool {
     used.leave().await;
     // Through the surviving gateway: one stream holds the only place until the next leader leads, and another request
     // waits.
-    let first = HeldClientStream::open(&scene.follower, "qwen", 300).await;
     let engine = scene.world.running().await;
     scene.world.faults(&engine, r#"{"stall-streams": true}"#).await;
+    let first = HeldClientStream::open_stalled(&scene.follower, "qwen", 300).await;
     std::fs::write(&scene.from, "").unwrap();
     scene.world.model("qwen", "40Gi", FLAGS, few(2)).await;
     let client = scene.follower.client();

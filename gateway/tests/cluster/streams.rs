@@ -16,11 +16,25 @@ pub(crate) struct HeldClientStream {
 impl HeldClientStream {
     /// Opens a stream, and returns once it has begun.
     pub(crate) async fn open(gateway: &ClusterGateway, model: &'static str, tokens: u32) -> Self {
+        Self::open_until(gateway, model, tokens, "data: ").await
+    }
+
+    /// Opens a stream that an engine holds back after the head.
+    pub(crate) async fn open_stalled(gateway: &ClusterGateway, model: &'static str, tokens: u32) -> Self {
+        Self::open_until(gateway, model, tokens, "\r\n\r\n").await
+    }
+
+    async fn open_until(
+        gateway: &ClusterGateway,
+        model: &'static str,
+        tokens: u32,
+        received: &'static str,
+    ) -> Self {
         let mut open = gateway.client().open_chat(model, true, tokens);
         let socket = open.socket().try_clone().unwrap();
         let (tell, begun) = oneshot::channel();
         let ended = tokio::task::spawn_blocking(move || {
-            open.until("data: ");
+            open.until(received);
             tell.send(()).unwrap();
             // The gateway may reset the connection, and the test may close it.
             while open.try_more().unwrap_or(false) {}
