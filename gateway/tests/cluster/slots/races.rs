@@ -33,8 +33,8 @@ async fn of_two_nodes_that_race_for_the_last_slot_exactly_one_gets_it_and_a_free
         // Both kubelets have chosen before one of them hears of the other. Each is the first to ask in every other race.
         let (first, second) = if race % 2 == 0 { (&a, &b) } else { (&b, &a) };
         let (one, two) = tokio::join!(
-            first.kubelet.allocate(POD, &resource, 1),
-            second.kubelet.allocate(POD, &resource, 1),
+            first.kubelet.allocate_ids(POD, &resource, std::slice::from_ref(&slot)),
+            second.kubelet.allocate_ids(POD, &resource, std::slice::from_ref(&slot)),
         );
         let (winner, loser, refused) = match (one, two) {
             (Ok(_), Err(refused)) => (first, second, refused),
