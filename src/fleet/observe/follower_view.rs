@@ -50,6 +50,7 @@ impl Planner {
     ///
     /// A gateway that starts reads what the leader published of its models while it composes that configuration.
     pub(in crate::fleet) fn expect_model(&mut self, model: &ModelName, now: Tick) {
+        // Accelerators come with the first configuration.
         if self.ledger.accelerators.iter().next().is_none() {
             self.ensure_model(model, now);
         }

@@ -237,7 +237,9 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Whether the engine's reservation is one of a model and its dependencies, then or since a reload.
+    /// Whether the engine has its reservation together with its dependencies or its dependents.
+    ///
+    /// It may have been reserved alone, before a reload gave its model any.
     pub(in crate::fleet) fn is_in_dependency_group(
         &self,
         id: &EngineId,

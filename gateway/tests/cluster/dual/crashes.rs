@@ -18,7 +18,7 @@ const TEN: u32 = 10;
 /// How many of a story's writes and orders, and how many of the pairs, the gate tries.
 const SAMPLED: usize = 3;
 /// The gate samples among this many writes and orders: no story has more, as the soak asserts.
-const MOST: u32 = 60;
+const MOST: u32 = 40;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_killed_before_any_write_or_order_leaves_nothing_doubled_and_nothing_lost() {
