@@ -57,6 +57,9 @@ pub enum ProbeState {
 pub struct PendingReservation {
     pub accelerators: Vec<AcceleratorId>,
     pub bytes: Bytes,
+    /// What the engine had booked on each accelerator before: the residue of a sleeper.
+    #[serde(default)]
+    pub booked_before: Bytes,
     /// The `Placed` event has arrived.
     pub confirmed: bool,
     /// The model has dependencies or dependents. The start may wait long, and then first checks its neighbours.

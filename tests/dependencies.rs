@@ -219,6 +219,108 @@ fn a_reservation_that_a_reload_makes_wait_holds_up_no_dependency() {
     assert_eq!(run(scenario, 160).tally().count("requests served"), 3);
 }
 
+fn on(gpu: &str, spec: ModelSpec) -> ModelSpec {
+    ModelSpec { accelerators: AcceleratorRequirement::Ids(vec![gpu.into()]), ..spec }
+}
+
+/// The turn of `dep` ends before long, and then the sleeper wakes. Only `top` cannot do without `dep`.
+#[test]
+fn a_sleeper_that_will_wake_is_not_stopped_for_a_model_behind_it_that_needs_a_neighbour() {
+    let mut sleeper = model("sleeper", 20, &[]);
+    sleeper.memory.asleep = Bytes::gib(2);
+    let base = ModelSpec { accelerators: AcceleratorRequirement::Count(0), ..model("base", 1, &[]) };
+    let scenario =
+        base_scenario(vec![model("dep", 10, &[]), base, sleeper, model("top", 1, &["dep", "base"])]);
+    let order = ScenarioAction::OperatorAction("sleeper".into(), OperatorAction::Sleep { level: None });
+    let long = SimulatedRequest::stream("dep", Millis::secs(100));
+    let scenario = scenario
+        .at(Millis::secs(1), send_request("sleeper"))
+        .at(Millis::secs(20), order)
+        .at(Millis::secs(25), ScenarioAction::SendRequest(long))
+        .at(Millis::secs(45), send_request("sleeper"))
+        .at(Millis::secs(46), send_request("top"));
+    let world = run(scenario, 300);
+    let is_stop = |c: &Command| matches!(c, Command::Stop { engine: e, .. } if *e == engine("sleeper"));
+    assert_eq!(first_command_at(&world, 0.0, is_stop), None);
+    assert_eq!(world.tally().count("requests served"), 4);
+}
+
+/// `x` has the sleeper's memory for some time. `r`, which can never run, needs the sleeper, and so does `top`, which runs.
+#[test]
+fn a_sleeper_that_another_model_needs_is_not_stopped_because_one_of_them_cannot_run() {
+    let count_zero =
+        |name| ModelSpec { accelerators: AcceleratorRequirement::Count(0), ..model(name, 1, &[]) };
+    let mut scenario = base_scenario(vec![
+        on("gpu-0", model("sleeper", 14, &[])),
+        on("gpu-0", model("x", 12, &[])),
+        on("gpu-0", model("c", 1, &[])),
+        ModelSpec { pinned: true, ..on("gpu-1", model("p", 20, &[])) },
+        on("gpu-1", model("r", 20, &["sleeper"])),
+        count_zero("top"),
+    ]);
+    scenario.configuration.models[0].memory.asleep = Bytes::gib(2);
+    let gpu = Accelerator { id: "gpu-1".into(), ..scenario.configuration.accelerators[0].clone() };
+    scenario.configuration.accelerators.push(gpu);
+    let mut next = scenario.configuration.clone();
+    next.models[5].dependencies = vec!["sleeper".into()];
+    let order = ScenarioAction::OperatorAction("sleeper".into(), OperatorAction::Sleep { level: None });
+    let long = |name: &str| ScenarioAction::SendRequest(SimulatedRequest::stream(name, Millis::secs(100)));
+    let scenario = scenario
+        .at(Millis::secs(1), send_request("sleeper"))
+        .at(Millis::secs(30), order)
+        .at(Millis::secs(40), long("x"))
+        .at(Millis::secs(50), long("top"))
+        .at(Millis::secs(70), ScenarioAction::ReloadConfig(Box::new(next)))
+        .at(Millis::secs(75), send_request("r"))
+        .at(Millis::secs(76), send_request("c"));
+    let world = run(scenario, 140);
+    let is_stop = |c: &Command| matches!(c, Command::Stop { engine: e, .. } if *e == engine("sleeper"));
+    assert_eq!(first_command_at(&world, 0.0, is_stop), None);
+}
+
+/// The sleeper has its place in line from `top`, and is asked for itself as well, behind the model that lacks its memory.
+#[test]
+fn a_sleeper_that_cannot_wake_for_its_dependent_keeps_no_memory_from_those_before_its_own_request() {
+    let mut scenario = base_scenario(vec![
+        model("stays", 12, &[]),
+        model("sleeper", 14, &[]),
+        model("behind", 11, &[]),
+        ModelSpec { accelerators: AcceleratorRequirement::Count(0), ..model("top", 1, &["sleeper"]) },
+    ]);
+    scenario.configuration.models[1].memory.asleep = Bytes::gib(2);
+    let order = |name: &str, action| ScenarioAction::OperatorAction(name.into(), action);
+    let scenario = scenario
+        .at(Millis::secs(1), send_request("sleeper"))
+        .at(Millis::secs(30), order("sleeper", OperatorAction::Sleep { level: None }))
+        .at(Millis::secs(40), order("stays", OperatorAction::Pin))
+        .at(Millis::secs(60), send_request("top"))
+        .at(Millis::secs(61), send_request("behind"))
+        .at(Millis::secs(62), send_request("sleeper"));
+    assert_eq!(run(scenario, 120).tally().count("requests served"), 2, "of four");
+}
+
+/// Neither can wake: the place of `base` is taken for good.
+#[test]
+fn a_sleeper_whose_dependency_cannot_wake_keeps_no_memory_from_those_behind_it() {
+    let mut scenario = base_scenario(vec![
+        on("gpu-0", model("base", 20, &[])),
+        on("gpu-0", model("stays", 20, &[])),
+        on("gpu-1", model("top", 14, &["base"])),
+        on("gpu-1", model("behind", 23, &[])),
+    ]);
+    scenario.configuration.models[2].memory.asleep = Bytes::gib(2);
+    let gpu = Accelerator { id: "gpu-1".into(), ..scenario.configuration.accelerators[0].clone() };
+    scenario.configuration.accelerators.push(gpu);
+    let order = |name: &str, action| ScenarioAction::OperatorAction(name.into(), action);
+    let scenario = scenario
+        .at(Millis::secs(1), send_request("top"))
+        .at(Millis::secs(40), order("top", OperatorAction::Sleep { level: None }))
+        .at(Millis::secs(50), order("stays", OperatorAction::Pin))
+        .at(Millis::secs(90), send_request("top"))
+        .at(Millis::secs(91), send_request("behind"));
+    assert_eq!(run(scenario, 160).tally().count("requests served"), 2, "of three");
+}
+
 /// A gateway that restarts does not know how much an engine uses whose model is gone from the configuration.
 #[test]
 fn nothing_is_placed_beside_an_engine_whose_model_is_no_longer_configured() {

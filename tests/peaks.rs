@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 
 use rouse::{
-    fleet::event::Event,
+    fleet::event::{Event, OperatorAction},
     journal::JournalLine,
-    model::{Accelerator, FleetConfig, FleetSettings, ModelName},
+    model::{Accelerator, AcceleratorRequirement, EngineId, FleetConfig, FleetSettings, ModelName},
     sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, scenario::scripts::model},
     units::{Bytes, Millis},
 };
@@ -104,4 +104,44 @@ fn memory_of_another_program_is_named_as_the_reason_to_wait() {
     let fleet = world.fleet();
     let reason = fleet.report(&fleet.plan(world.now())).models["one"].reason.clone();
     assert!(reason.contains("another program uses 70Gi there"), "{reason}");
+}
+
+/// `calm` keeps 4Gi asleep, and is then configured to keep less. `again`: it is asked for again while `other` falls
+/// asleep, and waits for its dependency with all its memory reserved.
+fn residue_learned_beside_a_calm_neighbour(again: bool) -> Option<Bytes> {
+    let gpu = Accelerator { metered: true, ..Accelerator::new("gpu".into(), Bytes::gib(24)) };
+    let mut models = vec![model("calm", 8), model("other", 10), model("base", 1)];
+    models[0].memory.asleep = Bytes::gib(4);
+    models[0].dependencies = vec!["base".into()];
+    models[2].accelerators = AcceleratorRequirement::Count(0);
+    let configuration = FleetConfig { settings: FleetSettings::default(), accelerators: vec![gpu], models };
+    let mut next = configuration.clone();
+    next.models[0].memory.asleep = Bytes::mib(256);
+    let order = |name: &str, action| ScenarioAction::OperatorAction(name.into(), action);
+    let sleep = || OperatorAction::Sleep { level: None };
+    let mut scenario = Scenario::new("a calm neighbour", configuration);
+    scenario.hardware.meter_per_process = false;
+    scenario = with_request(scenario, 1, "calm")
+        .at(Millis::secs(30), order("calm", sleep()))
+        .at(Millis::secs(35), order("base", OperatorAction::Stop))
+        .at(Millis::secs(40), ScenarioAction::ReloadConfig(Box::new(next)))
+        .at(Millis::secs(70), order("other", sleep()));
+    scenario = with_request(scenario, 50, "other");
+    if again {
+        scenario = with_request(scenario, 69, "calm");
+    }
+    let mut world = SimulatedWorld::new(scenario);
+    world.run_until(Millis::secs(76)).unwrap_or_else(|failure| panic!("{failure}"));
+    assert_eq!((world.tally().count("sleeps"), world.tally().count("wakes")), (2, 0));
+    let fleet = world.fleet();
+    let calm = fleet.engine(&EngineId::new("calm".into(), 0)).expect("it is configured");
+    assert_eq!(calm.pending_reservation.is_some(), again);
+    fleet.learned()[&ModelName::from("other")].residue
+}
+
+#[test]
+fn what_a_neighbour_keeps_beyond_its_new_configuration_is_not_anothers_residue() {
+    for again in [false, true] {
+        assert_eq!(residue_learned_beside_a_calm_neighbour(again), None, "{again}");
+    }
 }

@@ -21,8 +21,8 @@ use crate::{
         },
         state::{dependencies::DependencyGraph, ledger::MeterReading, variant_specs::VariantSpecs},
     },
-    model::{EngineId, FleetConfig, ModelName, ModelSpec},
-    units::{Generation, Millis, Tick},
+    model::{AcceleratorId, EngineId, FleetConfig, ModelName, ModelSpec},
+    units::{Bytes, Generation, Millis, Tick},
 };
 
 impl Planner {
@@ -187,11 +187,39 @@ impl Planner {
         for name in unconfigured.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
             self.remove_model_if_unused(&name);
         }
-        if !self.role.decides() {
-            // The leader may have reloaded earlier and published engines of models that were not configured here yet.
-            let all: Vec<EngineId> = self.engines.values().map(|e| e.id.clone()).collect();
-            all.iter().for_each(|id| self.book_as_observed(id, now));
+        self.book_again(&before, now);
+    }
+
+    /// Books engines anew that were observed before their models were configured here.
+    ///
+    /// A follower books all of them as the leader does, which may have reloaded earlier. An engine that this gateway has
+    /// adopted keeps what it was started with, if that is known, and gets the same on accelerators that were unknown.
+    fn book_again(&mut self, before: &BTreeMap<ModelName, Arc<ModelSpec>>, now: Tick) {
+        if self.role.decides() && self.adopted {
+            return;
         }
+        let follows = self.role == LeadershipRole::Follower;
+        let was_unknown = |e: &Engine| {
+            let old = before.get(&e.id.model).and_then(|spec| spec.fingerprint_of(&e.id.variant));
+            old.is_none() && self.engine_spec(&e.id).is_some()
+        };
+        let is_outdated = |e: &&Engine| follows || self.unconfirmed_engines.contains(&e.id) || was_unknown(e);
+        let outdated: Vec<EngineId> =
+            self.engines.values().filter(is_outdated).map(|e| e.id.clone()).collect();
+        outdated.iter().for_each(|id| self.book_as_observed(id, now));
+        let unbooked_on = |e: &Engine| -> Vec<AcceleratorId> {
+            let is_unbooked = |id: &&AcceleratorId| {
+                let account = self.ledger.accelerators.get(id);
+                account.is_some_and(|account| account.booked.of(&e.id).is_none())
+            };
+            e.accelerators.iter().filter(is_unbooked).cloned().collect()
+        };
+        let running = self.engines.values().filter(|e| e.state.has_process());
+        let unbooked: Vec<(EngineId, Vec<AcceleratorId>, Bytes)> = running
+            .map(|e| (e.id.clone(), unbooked_on(e), self.observed_need(e)))
+            .filter(|(_, accelerators, bytes)| !accelerators.is_empty() && *bytes > Bytes::ZERO)
+            .collect();
+        unbooked.iter().for_each(|(id, accelerators, bytes)| self.book_found(id, accelerators, *bytes));
     }
 
     /// Forgets the failures of engines whose command has changed: they belong to another command.

@@ -147,6 +147,10 @@ pub struct PlanBuilder<'a> {
     pub(in crate::fleet) closure_attempt: Option<ClosureAttempt>,
     /// The part of `claims` that is for dependencies of another engine.
     pub(in crate::fleet) dependency_claims: BTreeMap<EngineId, PlacementCandidate>,
+    /// Engines in line that claim nothing, because no eviction could give them the memory that they lack.
+    ///
+    /// Among them are the dependencies that have their place in line from such an engine.
+    pub(in crate::fleet) out_of_reach: BTreeSet<EngineId>,
     /// Derived from the draft. Each change of the draft discards it.
     pub(in crate::fleet) cache: DraftCache,
 }
@@ -193,6 +197,7 @@ impl<'a> PlanBuilder<'a> {
             turn_positions: BTreeMap::new(),
             closure_attempt: None,
             dependency_claims: BTreeMap::new(),
+            out_of_reach: BTreeSet::new(),
             cache: DraftCache::default(),
         }
     }

@@ -3,16 +3,18 @@
 use rouse::{
     fleet::{
         command::Command,
-        event::{AdoptedEngine, Event, PublishedEngine, PublishedEngineState},
+        event::{AdoptedEngine, Event, OperationId, OperatorAction, PublishedEngine, PublishedEngineState},
     },
     journal,
-    model::{Accelerator, AcceleratorRequirement, EvictionPolicy, FleetConfig, SleepLevel},
+    model::{
+        Accelerator, AcceleratorRequirement, EvictionPolicy, FleetConfig, ModelName, ModelSpec, SleepLevel,
+    },
     sim::SplitMix64,
     units::{Bytes, Generation, Millis},
 };
 
 use crate::{
-    harness::{PoolHarness, engine, gpu, with_instant_turns},
+    harness::{PoolHarness, engine, gpu, model, with_instant_turns},
     slot_harness::{accelerators_of, on_slots, slot_pool, that_sleeps_when_idle, usage},
 };
 
@@ -89,6 +91,53 @@ fn what_is_in_use_beside_other_engines_counts_as_what_a_sleeper_keeps() {
         [(23, 2)],
         "as before: the second one may use less than the 2Gi that it has reserved"
     );
+}
+
+/// A reservation that waits for its dependency is not in use yet.
+#[test]
+fn what_is_only_reserved_beside_a_sleeper_does_not_hide_what_it_keeps() {
+    let top = ModelSpec { dependencies: vec!["base".into()], ..on_slots("top", 1, 10) };
+    let base = ModelSpec { accelerators: AcceleratorRequirement::Count(0), ..model("base", 1) };
+    let first = that_sleeps_when_idle(on_slots("first", 1, 10));
+    let mut world = PoolHarness::new(slot_pool(&[("a", 1)], 24, 2), vec![first, top, base]);
+    world.ask("first");
+    world.finish_requests(engine("first"));
+    world.ask_while_stuck("top");
+    assert_eq!((usage(&world), world.state(&engine("top"))), (vec![(20, 2)], "Cold".to_owned()));
+    world.used_after_sleep.insert(engine("first"), Bytes::gib(3));
+    world.advance(Millis::secs(20));
+    assert_eq!(world.state(&engine("first")), "Asleep(1)");
+    assert_eq!(usage(&world), [(13, 2)]);
+}
+
+/// The configuration has come to say less meanwhile.
+#[test]
+fn a_sleeper_that_gives_up_a_reservation_keeps_what_it_had() {
+    let mut top =
+        that_sleeps_when_idle(ModelSpec { dependencies: vec!["base".into()], ..on_slots("top", 1, 10) });
+    top.memory.asleep = Bytes::gib(4);
+    let base = ModelSpec { accelerators: AcceleratorRequirement::Count(0), ..model("base", 1) };
+    let mut world = PoolHarness::new(slot_pool(&[("a", 1)], 24, 2), vec![top, base]);
+    let stop = |world: &mut PoolHarness, operation: u64| {
+        world.send(Event::OperatorRequest {
+            operation: OperationId(operation),
+            model: "base".into(),
+            action: OperatorAction::Stop,
+        });
+    };
+    world.ask("top");
+    world.finish_requests(engine("top"));
+    world.advance(Millis::secs(20));
+    assert_eq!((usage(&world), world.state(&engine("top"))), (vec![(4, 1)], "Asleep(1)".to_owned()));
+    stop(&mut world, 1);
+    world.configure(|configuration| configuration.models[0].memory.asleep = Bytes::gib(1));
+    let asked = world.ask_while_stuck("top");
+    assert_eq!(usage(&world), [(10, 1)]);
+    world.send(Event::Left { waiter: asked });
+    stop(&mut world, 2);
+    assert_eq!((usage(&world), world.state(&engine("top"))), (vec![(4, 1)], "Asleep(1)".to_owned()));
+    let learned = world.fleet.learned();
+    assert_eq!(learned[&ModelName::from("top")].residue, None, "nothing was measured");
 }
 
 #[test]

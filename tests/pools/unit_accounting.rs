@@ -1,10 +1,13 @@
 //! Pools: bytes and accelerators, where another component selects the accelerators.
 
 use rouse::{
-    fleet::{command::Command, event::Event},
+    fleet::{
+        command::Command,
+        event::{AdoptedEngine, Event, PublishedEngine, PublishedEngineState},
+    },
     journal,
     model::{Accelerator, AcceleratorRequirement, EvictionPolicy, ModelSpec},
-    units::{Bytes, Millis},
+    units::{Bytes, Generation, Millis},
 };
 
 use crate::harness::{PoolHarness, assert_never_fits, engine, gpu, model, with_instant_turns};
@@ -263,4 +266,34 @@ fn a_state_in_a_journal_has_what_is_taken_and_one_without_pools_does_not_speak_o
     let plain = PoolHarness::new(vec![gpu(24)], vec![model("m", 20)]);
     let plain = journal::write_turn(plain.now, &plain.fleet.snapshot()).unwrap();
     assert!(!plain.contains("units") && !plain.contains("taken"), "{plain}");
+}
+
+/// It may have more, but has at least one. A gateway that follows leaves it to the leader.
+#[test]
+fn an_engine_of_a_former_model_takes_one_accelerator_once_this_gateway_leads() {
+    let mut world = PoolHarness::new(vec![pool(640, 8)], vec![model_in_pool("m", 1, 60)]);
+    world.send(Event::LeadershipChanged { leads: false });
+    let (engine, generation, address) = (engine("former"), Generation(1), ([127, 0, 0, 1], 1).into());
+    let published = PublishedEngine {
+        state: PublishedEngineState::Awake,
+        address: Some(address),
+        fingerprint: 0,
+        accelerators: vec!["pool-a".into()],
+        since: world.now,
+        failure: None,
+    };
+    world.send(Event::Published { engine: engine.clone(), generation, published: Some(published) });
+    assert_eq!(taken(&world), (Bytes::ZERO, 0));
+    world.send(Event::LeadershipChanged { leads: true });
+    let found = AdoptedEngine {
+        address,
+        accelerators: vec!["pool-a".into()],
+        asleep: None,
+        ready: true,
+        fingerprint: 0,
+        last_lease_end: world.now,
+        started: world.now,
+    };
+    world.send(Event::Adopted { engine, generation, found });
+    assert_eq!(taken(&world), (Bytes::ZERO, 1));
 }

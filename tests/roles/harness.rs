@@ -41,15 +41,28 @@ impl LeadershipHarness {
     }
 
     pub(crate) fn of_models(models: Vec<ModelSpec>, policy: QueuePolicy) -> Self {
-        let mut world = Self { fleet: Fleet::new(), now: START, waiters: 0 };
-        let accelerators = vec![Accelerator::new("gpu-0".into(), Bytes::gib(24))];
-        let mut settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
-        settings.queue.policy = policy;
-        let configuration = FleetConfig { settings, accelerators, models };
-        world.send(&Event::Configured { configuration: Box::new(configuration) });
+        let mut world = Self::starting();
+        world.configure(models, policy);
         world.send(&Event::AdoptionDone);
         assert_eq!(world.turn(), []);
         world
+    }
+
+    /// A gateway without a configuration, which may find running engines.
+    pub(crate) fn starting() -> Self {
+        Self { fleet: Fleet::new(), now: START, waiters: 0 }
+    }
+
+    pub(crate) fn configure(&mut self, models: Vec<ModelSpec>, policy: QueuePolicy) {
+        self.configure_on(&["gpu-0"], models, policy);
+    }
+
+    pub(crate) fn configure_on(&mut self, gpus: &[&str], models: Vec<ModelSpec>, policy: QueuePolicy) {
+        let accelerators = gpus.iter().map(|id| Accelerator::new((*id).into(), Bytes::gib(24))).collect();
+        let mut settings = FleetSettings { host_memory: Bytes::gib(64), ..FleetSettings::default() };
+        settings.queue.policy = policy;
+        let configuration = FleetConfig { settings, accelerators, models };
+        self.send(&Event::Configured { configuration: Box::new(configuration) });
     }
 
     pub(crate) fn follower(policy: QueuePolicy) -> Self {
@@ -144,7 +157,18 @@ impl LeadershipHarness {
         asleep: Option<SleepLevel>,
         ready: bool,
     ) {
-        let (accelerators, last_end) = (vec!["gpu-0".into()], Tick(0));
+        self.adopt_on("gpu-0", model, generation, asleep, ready);
+    }
+
+    pub(crate) fn adopt_on(
+        &mut self,
+        gpu: &str,
+        model: &str,
+        generation: Generation,
+        asleep: Option<SleepLevel>,
+        ready: bool,
+    ) {
+        let (accelerators, last_end) = (vec![gpu.into()], Tick(0));
         let found = AdoptedEngine {
             address: address(),
             accelerators,

@@ -13,11 +13,13 @@ use rouse::{
         },
     },
     journal,
-    model::{QueuePolicy, SleepLevel},
-    units::{Generation, Millis},
+    model::{AcceleratorRequirement, ModelSpec, QueuePolicy, SleepLevel},
+    units::{Bytes, Generation, Millis},
 };
 
-use crate::harness::{LeadershipHarness, ONE, START, TWO, address, closes, engine, grants, opens, refused};
+use crate::harness::{
+    LeadershipHarness, ONE, START, TWO, address, closes, engine, grants, model, opens, refused,
+};
 
 #[test]
 fn who_comes_to_lead_goes_on_serving_and_decides_once_it_knows_what_runs() {
@@ -64,6 +66,80 @@ fn what_is_found_asleep_is_shut_and_whoever_is_in_it_is_told() {
     assert_eq!(closes(&world.turn()), [(ONE, CloseReason::Fault, true)]);
     let commands = world.arrive("a");
     assert!(matches!(commands[..], [Command::Reserve { generation: ONE, .. }]), "{commands:?}");
+}
+
+/// Nothing says how much memory such an engine uses.
+#[test]
+fn nothing_starts_beside_an_engine_of_a_former_model_before_it_is_gone() {
+    let mut world = LeadershipHarness::follower(QueuePolicy::Wait);
+    world.publish("former", ONE, PublishedEngineState::Awake);
+    world.send(&Event::LeadershipChanged { leads: true });
+    world.adopt("former", ONE, None, true);
+    assert_eq!(world.arrive("a"), []);
+    world.send(&Event::AdoptionDone);
+    assert_eq!(closes(&world.turn()), [(ONE, CloseReason::Outdated, false)]);
+    world.send(&Event::Drained { engine: engine("former"), generation: ONE });
+    let commands = world.turn();
+    assert!(matches!(commands[..], [Command::Stop { .. }]), "{commands:?}");
+    world.send(&Event::Gone { engine: engine("former"), generation: ONE, cause: FailureCause::Stopped });
+    let commands = world.turn();
+    assert!(matches!(commands[..], [Command::Reserve { .. }]), "{commands:?}");
+}
+
+/// A gateway without a configuration for `a` finds it, or with one that says `before`; then `a` and `b` have 10Gi each.
+fn asked_beside_a_found_engine(before: Option<Bytes>) -> Vec<Command> {
+    let with_memory = |name: &str, awake: Bytes| {
+        let mut spec = model(name);
+        spec.memory.awake = awake;
+        spec
+    };
+    let small = |name: &str| with_memory(name, Bytes::gib(10));
+    let mut world = LeadershipHarness::starting();
+    let found = before.map(|awake| with_memory("a", awake));
+    world.configure(found.into_iter().chain([small("b")]).collect(), QueuePolicy::Wait);
+    world.adopt("a", ONE, None, true);
+    world.configure(vec![small("a"), small("b")], QueuePolicy::Wait);
+    world.send(&Event::AdoptionDone);
+    world.turn();
+    world.arrive("b")
+}
+
+#[test]
+fn an_engine_whose_model_a_reload_restores_during_adoption_has_the_memory_of_its_model() {
+    let commands = asked_beside_a_found_engine(None);
+    assert!(matches!(commands[..], [Command::Reserve { .. }]), "there is room beside a: {commands:?}");
+}
+
+/// Its process was started with the former configuration.
+#[test]
+fn an_engine_keeps_the_memory_that_it_was_found_with_when_a_reload_says_less_during_adoption() {
+    let commands = asked_beside_a_found_engine(Some(Bytes::gib(20)));
+    assert_eq!(closes(&commands), [(ONE, CloseReason::Turn, false)], "a has 20 of 24Gi: {commands:?}");
+}
+
+/// The former leader had reloaded earlier. This holds alone, and for a gateway that takes over.
+#[test]
+fn an_engine_found_on_an_accelerator_that_a_reload_brings_has_its_memory_there() {
+    let fixed = |name: &str, gpu: &str| ModelSpec {
+        accelerators: AcceleratorRequirement::Ids(vec![gpu.into()]),
+        ..model(name)
+    };
+    for takes_over in [false, true] {
+        let mut world = LeadershipHarness::starting();
+        world.configure(vec![fixed("a", "gpu-1"), fixed("b", "gpu-1")], QueuePolicy::Wait);
+        if takes_over {
+            world.send(&Event::AdoptionDone);
+            world.send(&Event::LeadershipChanged { leads: false });
+            world.send(&Event::LeadershipChanged { leads: true });
+        }
+        world.adopt_on("gpu-1", "a", ONE, None, true);
+        let models = vec![fixed("a", "gpu-1"), fixed("b", "gpu-1")];
+        world.configure_on(&["gpu-0", "gpu-1"], models, QueuePolicy::Wait);
+        world.send(&Event::AdoptionDone);
+        world.turn();
+        let commands = world.arrive("b");
+        assert_eq!(closes(&commands), [(ONE, CloseReason::Turn, false)], "{takes_over}: {commands:?}");
+    }
 }
 
 /// The previous leader ordered the sleep and may not have received its outcome.

@@ -256,6 +256,38 @@ fn what_can_never_be_had_is_not_kept_from_others() {
     assert_eq!(world.tally().count("requests served"), 1);
 }
 
+/// A sleeper of 14Gi that keeps 2Gi, beside a model of 12Gi. Who asks for it again stands before a model of 11Gi in line.
+fn sleeper_in_line(taken: (Millis, ScenarioAction)) -> SimulatedWorld {
+    let mut configuration = configuration(1, 1, FleetSettings::default());
+    configuration.models = [("stays", 12), ("sleeper", 14), ("behind", 11)]
+        .map(|(name, gib)| fixed(name, Bytes::gib(gib)))
+        .to_vec();
+    configuration.models[1].memory.asleep = Bytes::gib(2);
+    let sleep = OperatorAction::Sleep { level: None };
+    let scenario = Scenario::new("a sleeper in line", configuration)
+        .at(Millis::secs(1), ask("sleeper"))
+        .at(Millis::secs(30), ScenarioAction::OperatorAction("sleeper".into(), sleep))
+        .at(taken.0, taken.1)
+        .at(Millis::secs(60), ask("sleeper"))
+        .at(Millis::secs(61), ask("behind"));
+    run(scenario)
+}
+
+#[test]
+fn a_sleeper_that_cannot_wake_keeps_no_memory_from_those_behind_it() {
+    let pin = ScenarioAction::OperatorAction("stays".into(), OperatorAction::Pin);
+    let world = sleeper_in_line((Millis::secs(40), pin));
+    assert_eq!(world.tally().count("requests served"), 2, "of three");
+}
+
+#[test]
+fn a_sleeper_that_will_wake_is_not_stopped_for_those_behind_it() {
+    let long = SimulatedRequest::stream("stays", Millis::secs(60));
+    let world = sleeper_in_line((Millis::secs(40), ScenarioAction::SendRequest(long)));
+    assert_eq!(world.tally().count("requests served"), 4);
+    assert_eq!((world.tally().count("launches"), world.tally().count("wakes")), (3, 1));
+}
+
 fn source(model: &str, longest: Millis, random: &mut SplitMix64) -> RequestSource {
     let behaviour = ClientBehaviour { exchange: (Millis(50), longest), ..ClientBehaviour::default() };
     let gap = Millis(random.between(200, 8000));

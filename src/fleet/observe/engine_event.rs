@@ -61,7 +61,7 @@ impl Planner {
     }
 
     pub(super) fn record_conflict(&mut self, id: &EngineId, now: Tick) {
-        let asleep = self.engines.change(id, |engine| {
+        let kept = self.engines.change(id, |engine| {
             let placing = engine.pending_reservation.take()?;
             let asleep = matches!(engine.state, LifecycleState::Asleep { .. });
             if !asleep {
@@ -71,10 +71,9 @@ impl Planner {
                 engine.deny_accelerators(&placing.accelerators);
                 engine.transition_to(LifecycleState::Backoff { until, cause: FailureCause::Refused }, now);
             }
-            Some(asleep)
+            Some((asleep, if asleep { placing.booked_before } else { Bytes::ZERO }))
         });
-        let Some(asleep) = asleep.flatten() else { return };
-        let keeps = if asleep { self.residue_of(id) } else { Bytes::ZERO };
+        let Some((asleep, keeps)) = kept.flatten() else { return };
         self.ledger.shrink(id, keeps, asleep, now);
     }
 

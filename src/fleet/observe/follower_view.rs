@@ -68,7 +68,13 @@ impl Planner {
     /// Sets the engine's reservation to what its state needs, whether or not there is room.
     pub(in crate::fleet) fn book_as_observed(&mut self, id: &EngineId, now: Tick) {
         let Some(e) = self.engines.get(id) else { return };
-        let units = self.engine_spec(id).and_then(|spec| spec.accelerators.units());
+        let spec = self.engine_spec(id);
+        // In a pool that counts accelerators, an engine whose model is not configured takes one. A follower leaves it to
+        // the leader.
+        let takes_units = match spec {
+            Some(spec) => spec.accelerators.units().is_some(),
+            None => self.role != LeadershipRole::Follower,
+        };
         let bytes = self.observed_need(e);
         let in_host = matches!(
             e.state,
@@ -76,7 +82,7 @@ impl Planner {
                 | LifecycleState::FallingAsleep { level: SleepLevel::One }
         );
         let accelerators = e.accelerators.clone();
-        let pooled = e.state.has_process() && units.is_some();
+        let pooled = e.state.has_process() && takes_units;
         self.ledger.shrink(id, Bytes::ZERO, false, now);
         self.ledger.host.booked.remove(id);
         if bytes > Bytes::ZERO || pooled {

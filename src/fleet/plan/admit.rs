@@ -269,9 +269,14 @@ impl PlanBuilder<'_> {
     /// Keeps the model's place in line for the candidate, when no engine may be evicted yet.
     fn wait_for_turn(&mut self, id: &EngineId, candidate: &PlacementCandidate) {
         let mut reason = self.memory_reason(id, candidate);
-        if self.rejects_waiting(id) {
-            reason.refuses_waiters = true;
-        } else if self.is_reachable(id, candidate) {
+        let rejects = self.rejects_waiting(id);
+        reason.refuses_waiters |= rejects;
+        if !self.is_reachable(id, candidate) {
+            match &mut self.closure_attempt {
+                Some(attempt) => attempt.is_out_of_reach = true,
+                None => drop(self.out_of_reach.insert(id.clone())),
+            }
+        } else if !rejects {
             self.claim(id, candidate);
         }
         self.set_reason(id, reason);

@@ -172,7 +172,7 @@ impl PlanBuilder<'_> {
         if let Some(placing) = e.pending_reservation.as_ref().filter(|p| p.confirmed).cloned() {
             if self.planner.shutdown.is_some() || self.is_reservation_useless(id, &placing) {
                 let host = self.planner.ledger.host.booked.of(id).unwrap_or_default();
-                let bytes = self.planner.residue_of(id);
+                let bytes = placing.booked_before;
                 return self.emit(Command::Shrink { engine, generation, bytes, host });
             }
             if self.must_wait_to_start(id, &placing) {

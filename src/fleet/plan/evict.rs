@@ -165,7 +165,7 @@ impl PlanBuilder<'_> {
             LifecycleState::Asleep { .. }
                 if e.pending_reservation.is_none() && e.releasing_since.is_none() =>
             {
-                if self.goes_before(&e.id, claimant) {
+                if self.keeps_residue_from(claimant, &e.id, for_replica) {
                     Vec::new()
                 } else {
                     vec![make_victim(AfterDrain::Stop, all, 1, start)]
@@ -208,6 +208,16 @@ impl PlanBuilder<'_> {
             }
             _ => Vec::new(),
         }
+    }
+
+    /// Whether this sleeper stands in line before the claimant, so it is not stopped for it.
+    ///
+    /// A sleeper that no eviction could wake (pinned engines hold the memory that it lacks, say) claims none, so it also
+    /// keeps none from the first engines of the models behind it.
+    fn keeps_residue_from(&self, claimant: &EngineId, sleeper: &EngineId, for_replica: bool) -> bool {
+        let claims_nothing =
+            self.out_of_reach.contains(sleeper) && !self.dependency_claims.contains_key(sleeper);
+        self.goes_before(sleeper, claimant) && (for_replica || !claims_nothing)
     }
 
     /// Whether this start is a spare without any request, which may be stopped.

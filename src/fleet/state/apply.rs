@@ -29,6 +29,7 @@ impl Planner {
                 let placing = PendingReservation {
                     accelerators,
                     bytes: *bytes,
+                    booked_before: self.ledger.booked_bytes(engine),
                     confirmed: false,
                     in_dependency_group: patient,
                 };
@@ -159,9 +160,10 @@ impl Planner {
         } else if let Some(booked) = self.ledger.host.booked.of(engine) {
             self.ledger.host.booked.book(engine, host.min(booked));
         }
-        let asleep =
-            self.engines.get(engine).is_some_and(|e| matches!(e.state, LifecycleState::Asleep { .. }));
-        if asleep {
+        // A sleeper that gives up a reservation keeps what it had booked, which says nothing new.
+        let shows_residue =
+            |e: &Engine| matches!(e.state, LifecycleState::Asleep { .. }) && e.pending_reservation.is_none();
+        if self.engines.get(engine).is_some_and(shows_residue) {
             self.learn_residue(engine, bytes);
         }
         self.update_engine(engine, |e| {

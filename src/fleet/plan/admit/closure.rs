@@ -34,6 +34,8 @@ pub(in crate::fleet) struct ClosureAttempt {
     reserves: bool,
     /// The candidate found for each engine.
     pub(in crate::fleet) claimed: BTreeMap<EngineId, PlacementCandidate>,
+    /// No eviction could give one of the engines the memory that it lacks.
+    pub(in crate::fleet) is_out_of_reach: bool,
 }
 
 /// The draft before an attempt, for the rollback.
@@ -49,6 +51,7 @@ struct ClosureAttemptResult {
     outcome: AdmitOutcome,
     limiting: Option<(EngineId, ModelReason)>,
     claimed: BTreeMap<EngineId, PlacementCandidate>,
+    is_out_of_reach: bool,
 }
 
 impl PlanBuilder<'_> {
@@ -69,10 +72,13 @@ impl PlanBuilder<'_> {
     }
 
     /// Releases what dependents claimed for this engine, once the engine has a turn itself.
+    ///
+    /// That turn also decides anew whether the engine is out of reach.
     pub(in crate::fleet) fn release_own_claim(&mut self, id: &EngineId) {
         if self.closure_attempt.is_some() {
             return;
         }
+        self.out_of_reach.remove(id);
         let Some(candidate) = self.dependency_claims.remove(id) else { return };
         for accelerator in &candidate.accelerators {
             let account = self.planner.ledger.accelerators.get(accelerator);
@@ -193,6 +199,12 @@ impl PlanBuilder<'_> {
         } else {
             self.claims = before.claims;
         }
+        if dry_run.is_out_of_reach {
+            // A member with another place in line is needed there as well.
+            let place = self.turn_positions.get(id);
+            let only_here = members.iter().filter(|member| self.turn_positions.get(*member) == place);
+            self.out_of_reach.extend(only_here.cloned());
+        }
         let last = dry_run.limiting.or(reserving_attempt.limiting);
         let member_reasons = if dry_run.outcome == AdmitOutcome::RoomPending {
             dry_run_reasons
@@ -241,7 +253,12 @@ impl PlanBuilder<'_> {
     }
 
     fn attempt_all(&mut self, id: &EngineId, members: &[EngineId], reserves: bool) -> ClosureAttemptResult {
-        self.closure_attempt = Some(ClosureAttempt { root: id.clone(), reserves, claimed: BTreeMap::new() });
+        self.closure_attempt = Some(ClosureAttempt {
+            root: id.clone(),
+            reserves,
+            claimed: BTreeMap::new(),
+            is_out_of_reach: false,
+        });
         let (mut worst, mut last) = (AdmitOutcome::Placed, None);
         for member in members {
             let outcome = self.bring_up(member, AdmissionClass::First);
@@ -250,8 +267,10 @@ impl PlanBuilder<'_> {
                 last = self.reasons.get(&member.model).map(|reason| (member.clone(), reason.clone()));
             }
         }
-        let claimed = self.closure_attempt.take().map(|attempt| attempt.claimed).unwrap_or_default();
-        ClosureAttemptResult { outcome: worst, limiting: last, claimed }
+        let attempt = self.closure_attempt.take();
+        let (claimed, is_out_of_reach) =
+            attempt.map(|attempt| (attempt.claimed, attempt.is_out_of_reach)).unwrap_or_default();
+        ClosureAttemptResult { outcome: worst, limiting: last, claimed, is_out_of_reach }
     }
 
     /// The engines to reserve for, those with the fewest candidates first.

@@ -143,7 +143,7 @@ impl Planner {
             let is_growing =
                 e.state.is_starting() || (e.state == LifecycleState::Awake && e.turn_start > read);
             // An engine that became cold or asleep since then may have used more.
-            let booked = self.used_before_start(e, read).is_none()
+            let booked = Self::used_before_start(e, read).is_none()
                 && e.pending_reservation.as_ref().is_some_and(|p| p.accelerators.contains(accelerator));
             e.id != *id && (booked || (is_growing && e.accelerators.contains(accelerator)))
         })
@@ -155,7 +155,7 @@ impl Planner {
     pub(in crate::fleet) fn unused_reservations(&self, accelerator: &AcceleratorId, read: Tick) -> Bytes {
         let Some(account) = self.ledger.accelerators.get(accelerator) else { return Bytes::ZERO };
         let unused = |e: &Engine| {
-            let used = self.used_before_start(e, read)?;
+            let used = Self::used_before_start(e, read)?;
             Some(account.booked_by(&e.id).saturating_sub(used))
         };
         let here = self.engines.on_accelerators(std::slice::from_ref(accelerator)).into_iter();
@@ -165,13 +165,11 @@ impl Planner {
     /// What an engine used on each accelerator at the reading if it has not begun to use its reservation.
     ///
     /// `None`: it may have used all that it has booked.
-    fn used_before_start(&self, e: &Engine, read: Tick) -> Option<Bytes> {
+    fn used_before_start(e: &Engine, read: Tick) -> Option<Bytes> {
         match e.state {
             _ if e.since > read => None,
-            LifecycleState::Asleep { .. }
-                if e.pending_reservation.is_some() && e.releasing_since.is_none() =>
-            {
-                Some(self.residue_of(&e.id))
+            LifecycleState::Asleep { .. } if e.releasing_since.is_none() => {
+                e.pending_reservation.as_ref().map(|pending| pending.booked_before)
             }
             ref state if !state.has_process() => Some(Bytes::ZERO),
             _ => None,
