@@ -5,6 +5,7 @@
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use rouse::slots::RESOURCE_DOMAIN;
 use rouse_cluster::wait;
 use rouse_controllers::crd::{DeviceConfiguration, DeviceInstanceStatus};
 use serde_json::json;
@@ -176,14 +177,18 @@ async fn mark_unready(fixture: &SlotsFixture<'_>, node: &str) {
 }
 
 /// Plays what a kubelet does five minutes after the end of a plugin. Before that it reports that no device is healthy.
+///
+/// The agent has died, and its plugins end one by one. The node reports all of them with each end, so its last report is
+/// awaited: a later one would offer the slots again.
 async fn stop_offering(fixture: &SlotsFixture<'_>, node: &str, resource: &str) {
     let nodes = fixture.node_api();
-    let is_unhealthy = |found: &Option<Node>| {
+    let all_unhealthy = |found: &Option<Node>| {
         let status = found.as_ref().and_then(|node| node.status.as_ref());
-        let allocatable = status.and_then(|status| status.allocatable.as_ref()?.get(resource));
-        allocatable.is_some_and(|amount| amount.0 == "0")
+        let Some(allocatable) = status.and_then(|status| status.allocatable.as_ref()) else { return false };
+        let mut slots = allocatable.iter().filter(|(name, _)| name.starts_with(RESOURCE_DOMAIN));
+        allocatable.contains_key(resource) && slots.all(|(_, amount)| amount.0 == "0")
     };
-    wait::until(&nodes, node, "no healthy slot", is_unhealthy).await.unwrap();
+    wait::until(&nodes, node, "no healthy slot", all_unhealthy).await.unwrap();
     let patch = Patch::Strategic(json!({"status": {"capacity": {resource: "0"}}}));
     nodes.patch_status(node, &PatchParams::default(), &patch).await.unwrap();
 }
