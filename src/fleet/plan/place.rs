@@ -6,6 +6,8 @@ pub(in crate::fleet) mod feasibility;
 mod accelerator_sets;
 mod candidates;
 
+use std::ops::ControlFlow;
+
 use crate::{
     engine::{Engine, ProbeState, state::LifecycleState},
     fleet::{
@@ -129,12 +131,20 @@ impl PlanBuilder<'_> {
             let Some(account) = self.planner.ledger.accelerators.get(on) else {
                 return false;
             };
+            let lacking = self.lacking_amount(id, candidate, on, account);
+            if lacking.is_zero() {
+                return true;
+            }
             let others = account.booked.iter().map(|(other, _)| other).filter(|other| *other != id);
             let claimant = self.on_behalf_of(id);
             let engines = others.filter_map(|other| self.engine(other));
-            let engines = engines.filter(|e| !self.must_stay_for(claimant, e));
-            let may_go = engines.map(|e| self.may_ever_free(e, account)).sum();
-            self.would_suffice(id, candidate, on, may_go)
+            let mut evictable = engines.filter(|e| !self.must_stay_for(claimant, e));
+            // A pool may have hundreds of engines, and few of them usually suffice.
+            let freed = evictable.try_fold(ResourceAmount::default(), |freed, e| {
+                let freed = freed + self.may_ever_free(e, account);
+                if freed.covers(lacking) { ControlFlow::Break(()) } else { ControlFlow::Continue(freed) }
+            });
+            freed.is_break()
         })
     }
 
@@ -146,11 +156,20 @@ impl PlanBuilder<'_> {
         on: &AcceleratorId,
         may_go: ResourceAmount,
     ) -> bool {
-        self.planner.ledger.accelerators.get(on).is_some_and(|account| {
-            let other_members = self.claimed_for_other_members(id, on);
-            (account.amount_of(id) + self.free_amount(id, on, account) + may_go)
-                .covers(candidate.need + other_members)
-        })
+        let account = self.planner.ledger.accelerators.get(on);
+        account.is_some_and(|account| may_go.covers(self.lacking_amount(id, candidate, on, account)))
+    }
+
+    /// Amount that others must free on an accelerator of the candidate before the engine has room.
+    fn lacking_amount(
+        &self,
+        id: &EngineId,
+        candidate: &PlacementCandidate,
+        on: &AcceleratorId,
+        account: &AcceleratorAccount,
+    ) -> ResourceAmount {
+        let needed = candidate.need + self.claimed_for_other_members(id, on);
+        needed.saturating_sub(account.amount_of(id) + self.free_amount(id, on, account))
     }
 
     /// Amount that the engine frees there if it is evicted; none if it never may be.

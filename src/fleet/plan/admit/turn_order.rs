@@ -61,12 +61,11 @@ impl PlanBuilder<'_> {
         models.dedup();
         let desired: BTreeSet<&EngineId> =
             models.iter().flat_map(|name| planner.missing_replicas(name, self.now)).collect();
-        let keys = models.into_iter().flat_map(|name| planner.engines_of(name)).filter_map(|e| {
+        // Checked first: each plan looks at all engines that are kept awake, and most of them serve.
+        let missing = models.into_iter().flat_map(|name| planner.engines_of(name)).filter(|e| !e.serves());
+        let keys = missing.filter_map(|e| {
             let model = planner.models.get(&e.id.model)?;
             let spec = planner.engine_spec(&e.id).filter(|s| e.id.replica < s.replicas)?;
-            if e.serves() {
-                return None;
-            }
             let class = planner.admission_class(&e.id);
             let is_desired = desired.contains(&e.id);
             let position = match self.demand.get(&e.id.model) {
