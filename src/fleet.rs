@@ -24,15 +24,18 @@ mod explain;
 mod memory;
 mod observe;
 mod queries;
+mod routing_changes;
 mod state;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{borrow::Cow, collections::BTreeMap};
 
 pub use memory::AcceleratorCapacity;
+pub use routing_changes::RoutingChanges;
 
 use command::Command;
 use dispatch::Dispatch;
 use event::{Event, OperatorAction, WaiterId};
+use observe::configure::ConfigurationChanges;
 use plan::{Planner, ReportInputs};
 use quote::book::QuoteBook;
 use report::{FleetView, Report, VariantReport};
@@ -49,27 +52,12 @@ use crate::{
 pub struct Fleet {
     planner: Planner,
     dispatch: Dispatch,
-    /// A configuration arrived since the last [`Self::take_routing_changes`].
-    reconfigured: bool,
+    /// What configurations changed since the last [`Self::take_routing_changes`].
+    reconfigured: ConfigurationChanges,
     /// The latest floor of generations. No decision reads it.
     generation_floor: Generation,
     /// What became of earlier quotes. No decision reads it.
     quotes: QuoteBook,
-}
-
-/// Changes since the last turn, by model. Most events and decisions change no routing.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RoutingChanges {
-    /// Models may have been added or removed, and any configured value may differ.
-    pub reconfigured: bool,
-    /// Models with an engine that was added, removed or changed.
-    ///
-    /// A change is another state, admission, address, generation or fingerprint, or a restored failure.
-    pub models: BTreeSet<ModelName>,
-    /// Models whose waiters here changed in number, or with an engine that got its first lease or lost its last.
-    ///
-    /// It routes no requests. It bounds the work of readers that follow this gateway's demand.
-    pub demand: BTreeSet<ModelName>,
 }
 
 /// Limit on replanning passes at one moment. More passes would mean decisions that contradict each other.
@@ -110,11 +98,11 @@ impl Fleet {
             Event::FairnessRestored { model, band, counters: shares } => {
                 self.dispatch.set_counters(model, *band, shares)
             }
-            Event::Configured { .. } | Event::StateRestored { .. } => self.reconfigured = true,
             Event::GenerationFloor { generation } => self.generation_floor = *generation,
             _ => {}
         }
-        self.planner.observe(event, now);
+        let changes = self.planner.observe(event, now);
+        self.reconfigured.extend(changes);
         if matches!(event, Event::Configured { .. }) {
             let planner = &self.planner;
             self.quotes.retain(|model| planner.models.contains_key(model));
@@ -154,7 +142,9 @@ impl Fleet {
             return plan;
         }
         let (dispatch, quotes) = (self.dispatch.clone(), self.quotes.clone());
-        let mut after = Self { planner, dispatch, quotes, ..*self };
+        let reconfigured = ConfigurationChanges::default();
+        let mut after =
+            Self { planner, dispatch, quotes, reconfigured, generation_floor: self.generation_floor };
         let mut recorded = 0;
         plan.gave_up = true;
         for _ in 0..MAX_REPLANS {
@@ -238,7 +228,12 @@ impl Fleet {
     /// waits.
     #[must_use]
     pub fn report(&self, plan: &Plan) -> Report {
-        self.planner.report(&plan.report_inputs)
+        self.planner.report(&self.complete_report_inputs(plan))
+    }
+
+    /// Returns the plan's report inputs, with the reasons that a follower's plan leaves out.
+    fn complete_report_inputs<'p>(&self, plan: &'p Plan) -> Cow<'p, ReportInputs> {
+        self.planner.complete_report_inputs(&plan.report_inputs, self.dispatch.clients())
     }
 
     /// Returns how many engines each variant of the model has and should have, as this plan found it.
@@ -254,7 +249,8 @@ impl Fleet {
         let models = self.planner.engines.take_rerouted();
         let mut demand = self.planner.engines.take_use_changed();
         demand.extend(self.dispatch.take_changed());
-        RoutingChanges { reconfigured: std::mem::take(&mut self.reconfigured), models, demand }
+        let ConfigurationChanges { everything, specs } = std::mem::take(&mut self.reconfigured);
+        RoutingChanges { reconfigured: everything, specs, models, demand }
     }
 
     /// Returns the whole state for display.

@@ -3,8 +3,9 @@
 use rouse::{
     fault::{FailureCause, Fault},
     fleet::{
+        Fleet,
         command::{CloseReason, Command},
-        event::OperatorAction,
+        event::{Event, OperatorAction},
         report::ModelState,
     },
     journal,
@@ -13,7 +14,7 @@ use rouse::{
         ModelSpec,
     },
     sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, simulated_model},
-    units::{Bytes, Millis},
+    units::{Bytes, Millis, Tick},
 };
 
 fn model(name: &str, gib: u64, dependencies: &[&str]) -> ModelSpec {
@@ -157,6 +158,31 @@ fn a_model_whose_dependencies_never_fit_says_so_before_the_first_request() {
         _ => false,
     };
     assert!(first_command_at(&world, 40.0, refuses).is_some());
+}
+
+/// The state of a model depends on its dependencies.
+#[test]
+fn a_reload_of_a_dependency_changes_its_dependents() {
+    let mut configuration = base_scenario(Vec::new()).configuration;
+    let mut fleet = Fleet::new();
+    let mut reload = |models: Vec<ModelSpec>| {
+        configuration.models = models;
+        fleet.on(&Event::Configured { configuration: Box::new(configuration.clone()) }, Tick(1));
+        let changes = fleet.take_routing_changes();
+        let specs = changes.specs.iter().map(|name| name.as_str().to_owned()).collect::<Vec<_>>();
+        (changes.reconfigured, specs, fleet.state(&"top".into()))
+    };
+    let models = |base: Option<u64>| {
+        let others = [model("other", 6, &[]), model("middle", 6, &["base"]), model("top", 6, &["middle"])];
+        others.into_iter().chain(base.map(|gib| model("base", gib, &[]))).collect::<Vec<_>>()
+    };
+    let all = ["base", "middle", "top"].map(str::to_owned);
+    let (reconfigured, ..) = reload(models(Some(6)));
+    assert!(reconfigured, "the accelerators are new");
+    assert_eq!(reload(models(Some(6))), (false, Vec::new(), ModelState::Cold));
+    assert_eq!(reload(models(Some(400))), (false, all.to_vec(), ModelState::Unplaceable));
+    assert_eq!(reload(models(None)).1, all, "it is removed");
+    assert_eq!(reload(models(Some(6))), (false, all.to_vec(), ModelState::Cold), "it is back");
 }
 
 /// The engine that starts measures free memory, so it waits for the sleeper's release. The sleeper's meter does not name

@@ -254,6 +254,16 @@ fn a_gateway_that_is_gone_uses_nothing_and_waits_for_nothing() {
 }
 
 #[test]
+fn a_gateway_reports_no_use_but_its_own() {
+    let mut world = RemoteDemandHarness::new(vec![model("a"), model("b")], &["a"]);
+    world.set_model_demand("other", "a", 0, 1);
+    world.advance_secs(5).set_model_demand("other", "a", 0, 0);
+    assert_eq!(world.fleet.engine(&engine("a")).unwrap().last_lease_end, world.now, "it is known");
+    world.set_model_demand("other", "b", 2, 0);
+    assert_eq!(world.fleet.demand(), BTreeMap::new());
+}
+
+#[test]
 fn the_idle_clock_counts_from_the_last_request_anywhere_and_never_from_the_future() {
     let mut world = RemoteDemandHarness::new(vec![model("m")], &["m"]);
     world.advance_secs(50);

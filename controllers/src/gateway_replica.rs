@@ -15,7 +15,7 @@
 //! | Writes | in a second |
 //! |---|---|
 //! | GatewayReplicas: one for each gateway, with all that changed, urgent or not | 10 |
-//! | InferenceModels: 100 times of a last request, each once in 30 s or a tenth of the cooldown | 3.3 |
+//! | InferenceModels: 100 times of a last request, each once in 30 s or a tenth of the cooldown (4 at most) | 3.3 |
 //! | the Lease | 0.5 |
 //! | Events: none of these models starts, sleeps or wakes | 0 |
 //!

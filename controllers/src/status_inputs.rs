@@ -167,21 +167,27 @@ impl StatusInputs {
         if inner.demand.update(fleet, changes) {
             self.demand_changed.notify_one();
         }
-        let mut models: BTreeSet<ModelName> = changes.models.clone();
+        let mut models: BTreeSet<ModelName> = changes.rerouted().cloned().collect();
         let decides = fleet.is_active_leader().then(|| generation_floor::epoch_of(fleet.generation_floor()));
-        if changes.reconfigured {
+        if changes.may_reconfigure_any() {
             // A model that returns under the same name is a new one.
             inner.observed.retain(|(model, _), _| fleet.spec(model).is_some());
-            let published = fleet.specs().map(|spec| (spec.name.clone(), spec.cheapest_variant()));
-            inner.published_variants = published.collect();
+            inner.published_variants.retain(|model, _| fleet.spec(model).is_some());
             inner.failures.retain(|model, _| fleet.spec(model).is_some());
             inner.saturation.retain(|model, _| fleet.spec(model).is_some());
         }
         let turned = decides != inner.decides;
+        if decides.is_some() {
+            // Their last request may be a later one.
+            models.extend(changes.demand.iter().filter(|model| fleet.spec(model).is_some()).cloned());
+        }
         if changes.reconfigured || turned {
             models.extend(fleet.specs().map(|spec| spec.name.clone()));
         }
         inner.decides = decides;
+        let configured = models.iter().filter_map(|model| fleet.spec(model));
+        let published = configured.map(|spec| (spec.name.clone(), spec.cheapest_variant()));
+        inner.published_variants.extend(published);
         let waiting = inner.wait_reasons.updated(fleet, plan, changes);
         let others = waiting.differing(&inner.wait_reasons);
         for model in &others {
@@ -208,7 +214,7 @@ impl StatusInputs {
                 inner.changed_models.insert(model);
             }
         }
-        if changes.reconfigured {
+        if changes.may_reconfigure_any() {
             inner.facts.retain(|model, _| fleet.spec(model).is_some());
             inner.snapshots.retain(|model, _| fleet.spec(model).is_some());
         }

@@ -5,6 +5,7 @@
 //! refuses late writes of a replaced leader. After a conflict the task waits until the watch delivers the newer
 //! version, and compares again.
 
+mod last_requests;
 mod nodes;
 
 use std::{
@@ -20,6 +21,7 @@ use rouse::{
 use rouse_net::lease::TickClock;
 use serde_json::json;
 
+use self::last_requests::LastRequestPacer;
 use super::{
     condition::ACCEPTED,
     crd::{InferenceModel, InferenceModelStatus, ledger::ObjectName},
@@ -28,7 +30,7 @@ use super::{
     kit,
     ledger::PoolLedger,
     recorder::{EventRequest, EventSender, RegardingKind},
-    status::{self, ModelFacts, ResolvedModel},
+    status::{self, ModelFacts, ResolvedModel, StatusDifference},
     writer::{Error, ObjectWriter},
 };
 
@@ -57,7 +59,9 @@ pub(crate) struct StatusWriter {
     used_pools: BTreeSet<String>,
     due: BTreeSet<StatusTarget>,
     writing: BTreeSet<StatusTarget>,
-    /// When to try again, while the renewal of the Lease is late.
+    /// The models of whose statuses only the time of the last request is to be written.
+    last_requests: LastRequestPacer,
+    /// When to try again: the renewal of the Lease is late, or a paced write is due.
     retry_at: Option<Tick>,
 }
 
@@ -101,6 +105,7 @@ impl StatusWriter {
             used_pools: BTreeSet::new(),
             due: BTreeSet::new(),
             writing: BTreeSet::new(),
+            last_requests: LastRequestPacer::default(),
             retry_at: None,
         }
     }
@@ -186,6 +191,7 @@ impl StatusWriter {
     /// Forgets a deleted model's object.
     pub(crate) fn model_deleted(&mut self, object: &ObjectName) {
         self.versions.remove(object);
+        self.last_requests.forget(object);
         self.due.remove(&StatusTarget::Model(object.clone()));
     }
 
@@ -237,6 +243,18 @@ impl StatusWriter {
             self.retry_at = (!self.due.is_empty()).then(|| self.clock.now() + LATE_RENEWAL_DELAY);
             return;
         }
+        self.due.extend(self.last_requests.take_turn(self.clock.now()).map(StatusTarget::Model));
+        self.begin_due_writes(epoch, index, resolved, tasks);
+        self.retry_at = self.last_requests.next_turn();
+    }
+
+    fn begin_due_writes(
+        &mut self,
+        epoch: u64,
+        index: &ClusterIndex,
+        resolved: &Resolved,
+        tasks: &mut StatusWriteTasks,
+    ) {
         let mut rows = None;
         while self.writing.len() < MAX_CONCURRENT_WRITES {
             let Some(what) = self.due.iter().find(|what| !self.writing.contains(*what)).cloned() else {
@@ -275,10 +293,14 @@ impl StatusWriter {
         let nothing = ModelFacts::default();
         let facts = served.and_then(|served| self.facts.get(&served.spec.name)).unwrap_or(&nothing);
         let stored = index.model_status(object);
-        let desired = status::model_status(resolved_model, facts, stored, self.clock.now());
+        let now = self.clock.now();
+        let desired = status::model_status(resolved_model, facts, stored, now);
         let patience = served.map_or(Millis::ZERO, |served| status::max_last_request_lag(&served.spec.idle));
-        if !status::model_differs(stored, &desired, patience) {
-            return;
+        match status::model_difference(stored, &desired, patience) {
+            StatusDifference::LastRequest if !self.last_requests.begin(object, now) => return,
+            StatusDifference::LastRequest => {}
+            StatusDifference::Nothing => return self.last_requests.forget(object),
+            StatusDifference::More => self.last_requests.forget(object),
         }
         let Some(version) = self.versions.get(object) else { return };
         let event = acceptance_event(stored, &desired).map(|content| EventRequest {

@@ -33,25 +33,27 @@ impl Fleet {
         self.dispatch.queued_models()
     }
 
-    /// Returns this gateway's own demand for every model that is requested or in use.
+    /// Returns this gateway's own demand for every model that requests of this gateway use or wait for.
     ///
-    /// Other gateways receive it as [`RemoteDemand`](super::event::Event::RemoteDemand).
+    /// It lacks the times of last requests. The fleet does not know at which gateway an engine's last request was, and
+    /// if gateways reported each other's times, each would list every model. The driver adds the times of its own
+    /// gates. Other gateways receive the whole as [`RemoteDemand`](super::event::Event::RemoteDemand).
     #[must_use]
     pub fn demand(&self) -> BTreeMap<ModelName, GatewayDemand> {
-        let used = self.planner.engines.used().map(|engine| &engine.model);
-        let models: BTreeSet<&ModelName> = self.dispatch.queued_models().chain(used).collect();
+        let leased = self.planner.engines.leased().map(|engine| &engine.model);
+        let models: BTreeSet<&ModelName> = self.dispatch.queued_models().chain(leased).collect();
         let known = models.into_iter().filter(|name| self.planner.models.contains_key(*name));
         let all = known.map(|name| (name.clone(), self.demand_of(name)));
         all.filter(|(_, demand)| *demand != GatewayDemand::default()).collect()
     }
 
-    /// Returns this gateway's own demand for one model.
+    /// Returns this gateway's own demand for one model, without the time of the last request.
     #[must_use]
     pub fn demand_of(&self, model: &ModelName) -> GatewayDemand {
         GatewayDemand {
             waiting: u32::try_from(self.dispatch.waiting(model)).unwrap_or(u32::MAX),
             in_flight: self.planner.leases_of(model),
-            last_request: self.planner.engines_of(model).map(|e| e.last_lease_end).max().unwrap_or_default(),
+            last_request: Tick(0),
         }
     }
 

@@ -1,54 +1,65 @@
 //! Records what happened. An observation changes the state and decides nothing; the next plan decides.
 //!
-//! This file distributes the events and takes in the configuration, demand and operators' orders. `engine_event` takes
-//! in the events of one engine, and `memory` the meters' readings.
+//! This file distributes the events and takes in demand and operators' orders. `configure` takes in the configuration,
+//! `engine_event` the events of one engine, and `memory` the meters' readings.
 
 pub(in crate::fleet) mod adopt;
+pub(in crate::fleet) mod configure;
 pub(in crate::fleet) mod follower_view;
 
 mod engine_event;
 mod memory;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
+use self::configure::ConfigurationChanges;
 use crate::{
-    engine::{Engine, rehearsal::SleepRehearsal, state::LifecycleState},
     fleet::{
         event::{Event, OperatorAction},
         plan::{
-            KeptAwakeModels, ModelRecord, Planner, desired::ScalingIndex, leadership::LeadershipRole,
+            KeptAwakeModels, Planner, desired::ScalingIndex, leadership::LeadershipRole,
             operations::OperatorOperation,
         },
         state::{dependencies::DependencyGraph, ledger::MeterReading, variant_specs::VariantSpecs},
     },
-    model::{AcceleratorId, EngineId, FleetConfig, ModelName, ModelSpec},
-    units::{Bytes, Generation, Millis, Tick},
+    model::{EngineId, ModelName},
+    units::{Generation, Millis, Tick},
 };
 
 impl Planner {
-    pub(in crate::fleet) fn observe(&mut self, event: &Event, now: Tick) {
+    /// Records the event. Returns what it changed of the configuration.
+    pub(in crate::fleet) fn observe(&mut self, event: &Event, now: Tick) -> ConfigurationChanges {
         if let Event::StateRestored { state } = event {
             self.clone_from(state);
             self.dependencies = DependencyGraph::from_models(&self.models);
             self.kept_awake = KeptAwakeModels::from_models(&self.models);
             self.variant_specs = VariantSpecs::from_models(&self.models);
             self.scaling = ScalingIndex::from_planner(self);
-            return self.refresh_due_index();
+            self.refresh_due_index();
+            return ConfigurationChanges { everything: true, ..ConfigurationChanges::default() };
         }
         self.advance_time(now);
-        self.apply_event(event, now);
+        let changes = if let Event::Configured { configuration } = event {
+            self.configure(configuration, now)
+        } else {
+            self.apply_event(event, now);
+            ConfigurationChanges::default()
+        };
         self.refresh_due_index();
+        changes
     }
 
     fn apply_event(&mut self, event: &Event, now: Tick) {
         match event {
-            Event::Configured { configuration } => self.configure(configuration, now),
             Event::MeasurementsRestored { model, variant, learned } => {
                 if self.role == LeadershipRole::Follower {
                     self.expect_model(model, now);
                 }
                 let engine = EngineId::of_variant(model.clone(), variant.clone(), 0);
-                self.update_learned(&engine, |measurements| *measurements = *learned);
+                let is_new = self.update_learned(&engine, |measurements| *measurements = *learned);
+                if is_new && self.role == LeadershipRole::Follower {
+                    self.book_sleepers_as_observed(model, now);
+                }
             }
             Event::FailureRestored { engine, fingerprint, at, failure } => {
                 self.restore_failure(engine, *fingerprint, *at, failure);
@@ -65,7 +76,8 @@ impl Planner {
                 self.apply_published(engine, *generation, published.as_ref(), now);
             }
             Event::Arrived { waiter } => self.record_demand(&waiter.model, now),
-            Event::Left { .. }
+            Event::Configured { .. }
+            | Event::Left { .. }
             | Event::Served { .. }
             | Event::FairnessRestored { .. }
             | Event::StateRestored { .. } => {}
@@ -144,106 +156,6 @@ impl Planner {
             _ => {
                 self.engines.change(id, |engine| engine.apply_event(event, now));
             }
-        }
-    }
-
-    fn configure(&mut self, configuration: &FleetConfig, now: Tick) {
-        self.settings = configuration.settings.clone();
-        self.ledger.configure(&configuration.accelerators, self.settings.host_memory);
-        let models = Arc::make_mut(&mut self.models);
-        let before: BTreeMap<ModelName, Arc<ModelSpec>> =
-            models.iter_mut().filter_map(|(name, model)| Some((name.clone(), model.spec.take()?))).collect();
-        let is_scaled =
-            |name: &ModelName| configuration.models.iter().any(|spec| spec.name == *name && spec.scaled);
-        for (_, model) in
-            models.iter_mut().filter(|(name, model)| !model.targets.is_empty() && !is_scaled(name))
-        {
-            model.targets.clear();
-        }
-        for spec in &configuration.models {
-            let models = Arc::make_mut(&mut self.models);
-            let model = models.entry(spec.name.clone()).or_insert_with(|| ModelRecord::new(now));
-            model.spec = Some(Arc::new(spec.clone()));
-            model.targets.retain(|variant, _| spec.fingerprint_of(variant).is_some());
-            if let Some(old) = before.get(&spec.name).filter(|_| self.role.decides()) {
-                self.reset_outdated_failures(old, spec, now);
-            }
-            for id in spec.engine_ids() {
-                let generation = self.last_generation;
-                if !self.engines.contains_key(&id) {
-                    self.engines.insert(Engine { generation, ..Engine::new(id, now) });
-                }
-            }
-        }
-        self.dependencies = DependencyGraph::from_models(&self.models);
-        self.kept_awake = KeptAwakeModels::from_models(&self.models);
-        self.variant_specs = VariantSpecs::from_models(&self.models);
-        self.engines.mark_all_removable();
-        self.due_index.invalidate();
-        self.advance_time(now);
-        self.scaling = ScalingIndex::from_planner(self);
-        // A model may have been configured without replicas, so no engine's removal removes it.
-        let unconfigured = self.models.iter().filter(|(_, model)| model.spec.is_none());
-        for name in unconfigured.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
-            self.remove_model_if_unused(&name);
-        }
-        self.book_again(&before, now);
-    }
-
-    /// Books engines anew that were observed before their models were configured here.
-    ///
-    /// A follower books all of them as the leader does, which may have reloaded earlier. An engine that this gateway has
-    /// adopted keeps what it was started with, if that is known, and gets the same on accelerators that were unknown.
-    fn book_again(&mut self, before: &BTreeMap<ModelName, Arc<ModelSpec>>, now: Tick) {
-        if self.role.decides() && self.adopted {
-            return;
-        }
-        let follows = self.role == LeadershipRole::Follower;
-        let was_unknown = |e: &Engine| {
-            let old = before.get(&e.id.model).and_then(|spec| spec.fingerprint_of(&e.id.variant));
-            old.is_none() && self.engine_spec(&e.id).is_some()
-        };
-        let is_outdated = |e: &&Engine| follows || self.unconfirmed_engines.contains(&e.id) || was_unknown(e);
-        let outdated: Vec<EngineId> =
-            self.engines.values().filter(is_outdated).map(|e| e.id.clone()).collect();
-        outdated.iter().for_each(|id| self.book_as_observed(id, now));
-        let unbooked_on = |e: &Engine| -> Vec<AcceleratorId> {
-            let is_unbooked = |id: &&AcceleratorId| {
-                let account = self.ledger.accelerators.get(id);
-                account.is_some_and(|account| account.booked.of(&e.id).is_none())
-            };
-            e.accelerators.iter().filter(is_unbooked).cloned().collect()
-        };
-        let running = self.engines.values().filter(|e| e.state.has_process());
-        let unbooked: Vec<(EngineId, Vec<AcceleratorId>, Bytes)> = running
-            .map(|e| (e.id.clone(), unbooked_on(e), self.observed_need(e)))
-            .filter(|(_, accelerators, bytes)| !accelerators.is_empty() && *bytes > Bytes::ZERO)
-            .collect();
-        unbooked.iter().for_each(|(id, accelerators, bytes)| self.book_found(id, accelerators, *bytes));
-    }
-
-    /// Forgets the failures of engines whose command has changed: they belong to another command.
-    fn reset_outdated_failures(&mut self, old: &ModelSpec, new: &ModelSpec, now: Tick) {
-        let differs = |e: &&Engine| {
-            let (before, after) = (old.fingerprint_of(&e.id.variant), new.fingerprint_of(&e.id.variant));
-            before.is_some() && after.is_some() && before != after
-        };
-        let ids: Vec<EngineId> =
-            self.engines.of_model(&new.name).filter(differs).map(|e| e.id.clone()).collect();
-        for id in &ids {
-            self.engines.change(id, |engine| {
-                engine.failures = 0;
-                engine.failures_since_serving = 0;
-                if engine.rehearsal == SleepRehearsal::Failed {
-                    engine.rehearsal = SleepRehearsal::NotDue;
-                }
-                if engine.failure().is_some() {
-                    engine.last_outcome = None;
-                }
-                if matches!(engine.state, LifecycleState::Backoff { .. }) {
-                    engine.transition_to(LifecycleState::Cold, now);
-                }
-            });
         }
     }
 

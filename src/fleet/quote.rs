@@ -40,8 +40,9 @@ impl Fleet {
     /// [`Self::report`] with the expected wait of each model that has one, for display.
     #[must_use]
     pub fn report_with_waits(&self, plan: &Plan) -> Report {
-        let mut report = self.report(plan);
-        for (model, forecast) in self.expected_waits(plan) {
+        let inputs = self.complete_report_inputs(plan);
+        let mut report = self.planner.report(&inputs);
+        for (model, forecast) in self.expected_waits_by(&inputs, self.planner.models.keys()) {
             if let Some(line) = report.models.get_mut(&model) {
                 line.wait.expected_wait = Some(Box::new(forecast.range));
             }
@@ -54,7 +55,7 @@ impl Fleet {
     /// Call it after [`Self::issued`] and before any other change.
     #[must_use]
     pub fn expected_waits(&self, plan: &Plan) -> BTreeMap<ModelName, WaitForecast> {
-        self.expected_waits_of(plan, self.planner.models.keys())
+        self.expected_waits_by(&self.complete_report_inputs(plan), self.planner.models.keys())
     }
 
     /// The same for these models.
@@ -64,7 +65,15 @@ impl Fleet {
         plan: &Plan,
         models: impl Iterator<Item = &'m ModelName>,
     ) -> BTreeMap<ModelName, WaitForecast> {
-        let forecaster = self.forecaster(plan);
+        self.expected_waits_by(&plan.report_inputs, models)
+    }
+
+    fn expected_waits_by<'m>(
+        &self,
+        inputs: &ReportInputs,
+        models: impl Iterator<Item = &'m ModelName>,
+    ) -> BTreeMap<ModelName, WaitForecast> {
+        let forecaster = self.forecaster(inputs);
         let forecast = |model: &ModelName| forecaster.forecast(model, self.waiting_everywhere(model));
         models.filter_map(|model| Some((model.clone(), forecast(model)?))).collect()
     }
@@ -82,7 +91,7 @@ impl Fleet {
         if waiting.is_empty() {
             return Vec::new();
         }
-        let forecaster = self.forecaster(plan);
+        let forecaster = self.forecaster(&plan.report_inputs);
         let mut followed = Vec::new();
         let mut quoted = BTreeMap::new();
         for waiter in &waiting {
@@ -107,8 +116,8 @@ impl Fleet {
         quotes
     }
 
-    fn forecaster<'f>(&'f self, plan: &'f Plan) -> WaitForecaster<'f> {
-        let ReportInputs { demand, turn_order, now, .. } = &plan.report_inputs;
+    fn forecaster<'f>(&'f self, inputs: &'f ReportInputs) -> WaitForecaster<'f> {
+        let ReportInputs { demand, turn_order, now, .. } = inputs;
         let (planner, clients) = (self.planner.clone(), self.dispatch.clients());
         WaitForecaster::new(planner, demand, clients, turn_order, &self.quotes, *now)
     }

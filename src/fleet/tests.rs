@@ -112,11 +112,24 @@ fn visits_by_turn(models: usize) -> Vec<(&'static str, u64)> {
     let (engine, generation) = world.engine(AWAKE);
     world.turn("an engine crashes", &[Event::Gone { engine, generation, cause: FailureCause::Unhealthy }]);
     world.turn("it may start again", &[]);
+    world.reload("nothing is configured anew", |_| {});
+    world.reload("a model has another priority", |models| models[AWAKE].priority = 1);
+    world.reload("a model is removed", |models| models.retain(|spec| spec.name != name(COLD)));
+    world.reload("a model is added", |models| models.push(model(COLD)));
+    world.follow();
+    let demand = GatewayDemand { waiting: 1, in_flight: 0, last_request: world.now };
+    let demand = Some(BTreeMap::from([(name(COLD), demand)]));
+    world.turn("a request waits elsewhere", &[Event::RemoteDemand { gateway: "other".to_owned(), demand }]);
+    let report = world.fleet.report_with_waits(&world.fleet.plan(world.now));
+    let reason = &report.models[&name(COLD)].reason;
+    assert!(reason.contains("starts again"), "the report says what it waits for: {reason}");
+    world.reload("a follower reloads", |models| models[AWAKE].priority = 2);
     world.visits
 }
 
 struct CountedFleet {
     fleet: Fleet,
+    configuration: FleetConfig,
     now: Tick,
     visits: Vec<(&'static str, u64)>,
     waiters: u64,
@@ -137,11 +150,11 @@ impl CountedFleet {
             found: adopted_engine((n % 2 == 1).then_some(SleepLevel::One)),
         });
         let adopted: Vec<Event> = adopted.collect();
-        let configuration = Box::new(FleetConfig { settings, accelerators: vec![pool], models });
-        fleet.on(&Event::Configured { configuration }, START);
+        let configuration = FleetConfig { settings, accelerators: vec![pool], models };
+        fleet.on(&Event::Configured { configuration: Box::new(configuration.clone()) }, START);
         adopted.iter().for_each(|event| fleet.on(event, START));
         fleet.on(&Event::AdoptionDone, START);
-        let mut world = Self { fleet, now: START, visits: Vec::new(), waiters: 0 };
+        let mut world = Self { fleet, configuration, now: START, visits: Vec::new(), waiters: 0 };
         while !world.turn("the gates open", &[]).is_empty() {}
         world.visits.clear();
         world
@@ -162,6 +175,21 @@ impl CountedFleet {
         assert!(deadline.is_none_or(|at| at > self.now));
         assert_eq!(self.fleet.broken_invariants(), Vec::<String>::new());
         plan.commands
+    }
+
+    /// Changes the configured models, in a turn of its own.
+    fn reload(&mut self, what: &'static str, change: impl FnOnce(&mut Vec<ModelSpec>)) {
+        change(&mut self.configuration.models);
+        let configuration = Box::new(self.configuration.clone());
+        self.turn(what, &[Event::Configured { configuration }]);
+    }
+
+    /// Lets another gateway lead from now on, and keeps an engine of each model awake. These turns concern all engines.
+    fn follow(&mut self) {
+        let counted = self.visits.len();
+        self.turn("another gateway leads", &[Event::LeadershipChanged { leads: false }]);
+        self.reload("all are kept awake", |models| models.iter_mut().for_each(|spec| spec.min_replicas = 1));
+        self.visits.truncate(counted);
     }
 
     /// Brings up a model for a request that waits for it.
@@ -244,6 +272,7 @@ fn model(n: usize) -> ModelSpec {
     ModelSpec {
         accelerators: AcceleratorRequirement::InPool { pool: "pool".into(), count: 1 },
         replicas: if n > COLD { 2 } else { 1 },
+        scaled: n > COLD && n.is_multiple_of(10),
         explicit_memory: true,
         ..simulated_model(name(n), memory)
     }

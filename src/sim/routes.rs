@@ -16,7 +16,7 @@ pub(super) type SimulatedRoutes = BTreeMap<EngineId, Generation>;
 impl SimulatedWorld {
     /// Publishes the routes of these models to the fleet's public engines. Gates close before their routes go.
     pub(super) fn publish_routes(&mut self, fleet: &Fleet, changes: &RoutingChanges) {
-        let is_changed = |engine: &EngineId| changes.reconfigured || changes.models.contains(&engine.model);
+        let is_changed = |engine: &EngineId| changes.may_reroute(&engine.model);
         let mut routes = self.routes.clone();
         routes.retain(|engine, _| !is_changed(engine));
         let public =

@@ -1,5 +1,7 @@
 //! The platform under each gateway's turn, and the delivery of events and published state between gateways.
 
+use std::collections::BTreeMap;
+
 use rouse::{
     driver::{DriverCore, DriverPlatform, GateClosing, GrantOutcome, LeaseGrant, UnsettledWork},
     engine::turn_clients::TurnClients,
@@ -7,13 +9,13 @@ use rouse::{
     fleet::{
         Fleet, RoutingChanges,
         command::Command,
-        event::{CanaryVerdict, Event, OperationId, PublishedEngine, Waiter, WaiterId},
+        event::{CanaryVerdict, Event, GatewayDemand, OperationId, PublishedEngine, Waiter, WaiterId},
     },
-    model::EngineId,
+    model::{EngineId, ModelName},
     units::{Generation, Millis, Tick},
 };
 
-use super::{FakeGate, FakeLease, FakeProcess, FakeProcessPhase, GATEWAYS, MultiGatewayHarness};
+use super::{FakeGate, FakeGateway, FakeLease, FakeProcess, FakeProcessPhase, GATEWAYS, MultiGatewayHarness};
 
 /// One gateway of the world, while its driver takes a turn.
 struct GatewayInTurn<'w> {
@@ -360,7 +362,7 @@ impl MultiGatewayHarness {
 
     /// Publishes this gateway's state for the others.
     pub(super) fn publish(&mut self, number: usize) {
-        let demand = self.gateways[number].core.fleet().demand();
+        let demand = self.gateways[number].demand();
         if demand != self.gateways[number].published_demand {
             self.gateways[number].published_demand = demand;
             for other in (0..GATEWAYS).filter(|other| *other != number) {
@@ -383,5 +385,19 @@ impl MultiGatewayHarness {
                 }
             }
         }
+    }
+}
+
+impl FakeGateway {
+    /// This gateway's own demand, with the last ends of requests that its gates know.
+    fn demand(&self) -> BTreeMap<ModelName, GatewayDemand> {
+        let fleet = self.core.fleet();
+        let mut demand = fleet.demand();
+        for (engine, gate) in self.gates.iter().filter(|(engine, _)| fleet.spec(&engine.model).is_some()) {
+            let of_model = demand.entry(engine.model.clone()).or_default();
+            of_model.last_request = of_model.last_request.max(gate.last_lease_end);
+        }
+        demand.retain(|_, of_model| *of_model != GatewayDemand::default());
+        demand
     }
 }

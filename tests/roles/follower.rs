@@ -218,6 +218,18 @@ fn a_follower_refuses_nobody_for_what_is_needed_and_may_be_coming() {
     assert!(shortage.wait.waited_for.contains("a needs 20Gi on one accelerator"), "{shortage:?}");
 }
 
+#[test]
+fn a_follower_knows_what_a_sleeper_keeps_as_soon_as_the_leader_has_learned_it() {
+    let mut world = LeadershipHarness::follower(QueuePolicy::Wait);
+    world.publish("a", ONE, PublishedEngineState::Asleep(SleepLevel::One));
+    assert_eq!(world.fleet.reserved_bytes(&engine("a")), Bytes::mib(256), "it is configured like this");
+    let learned = LearnedMeasurements { residue: Some(Bytes::gib(3)), ..LearnedMeasurements::default() };
+    let (model, variant) = ("a".into(), VariantName::default());
+    world.send(&Event::MeasurementsRestored { model, variant, learned });
+    assert_eq!(world.turn(), []);
+    assert_eq!(world.fleet.reserved_bytes(&engine("a")), Bytes::gib(3));
+}
+
 /// A gateway that starts reads the statuses of models while it still composes its first configuration.
 #[test]
 fn what_a_leader_learned_is_kept_for_the_first_configuration() {

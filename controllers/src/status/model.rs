@@ -121,17 +121,26 @@ pub fn model_status(
     }
 }
 
-/// Whether the status is worth a write.
+/// What of a status is worth a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StatusDifference {
+    Nothing,
+    /// The time of the last request alone.
+    LastRequest,
+    More,
+}
+
+/// Returns what is worth a write.
 ///
 /// A later observation time alone is not, and neither is a time of the last request that grew by less than `patience`.
 #[must_use]
-pub fn model_differs(
+pub fn model_difference(
     stored: Option<&InferenceModelStatus>,
     desired: &InferenceModelStatus,
     patience: Millis,
-) -> bool {
+) -> StatusDifference {
     let Some(stored) = stored else {
-        return true;
+        return StatusDifference::More;
     };
     let requested = |status: &InferenceModelStatus| status.last_request_time.as_ref().map(tick);
     let soon = match (requested(stored), requested(desired)) {
@@ -143,7 +152,11 @@ pub fn model_differs(
         last_request_time: stored.last_request_time.clone(),
         ..desired.clone()
     };
-    !soon || expected != *stored
+    match (expected == *stored, soon) {
+        (false, _) => StatusDifference::More,
+        (true, false) => StatusDifference::LastRequest,
+        (true, true) => StatusDifference::Nothing,
+    }
 }
 
 /// Returns the highest known peak, or the stored peak if the new one is hardly higher.

@@ -86,6 +86,11 @@ fn told(settled: &Resolved, facts: &ModelFacts) -> (bool, bool, String, String) 
     (status.ready, available.status == "True", ready.reason.clone(), ready.message.clone())
 }
 
+/// Whether the status is worth a write.
+fn differs(stored: Option<&InferenceModelStatus>, desired: &InferenceModelStatus, patience: Millis) -> bool {
+    model_difference(stored, desired, patience) != StatusDifference::Nothing
+}
+
 #[test]
 fn the_conditions_say_what_the_engines_are_in() {
     use EngineState::{
@@ -300,14 +305,15 @@ fn moments_change_with_what_they_are_of_and_only_that_is_written() {
         model_status(seen(&resolved), &facts, stored, now)
     };
     let first = of(EngineState::Asleep, None, NOW);
-    assert!(model_differs(None, &first, patience));
+    assert!(differs(None, &first, patience));
     // The status survives a round trip through JSON.
     let first: InferenceModelStatus = serde_json::from_value(serde_json::to_value(&first).unwrap()).unwrap();
     let again = of(EngineState::Asleep, Some(&first), LATER);
-    assert!(!model_differs(Some(&first), &again, patience), "{again:?}");
-    assert!(model_differs(Some(&first), &again, Millis::secs(20)), "the last request is far later");
+    assert!(!differs(Some(&first), &again, patience), "{again:?}");
+    let later = model_difference(Some(&first), &again, Millis::secs(20));
+    assert_eq!(later, StatusDifference::LastRequest, "it is far later");
     let awake = of(EngineState::Awake, Some(&first), LATER);
-    assert!(model_differs(Some(&first), &awake, patience));
+    assert!(differs(Some(&first), &awake, patience));
     let moment =
         |status: &InferenceModelStatus, kind| found(&status.conditions, kind).last_transition_time.clone();
     assert_eq!(moment(&awake, "Ready"), time(LATER), "it flipped");
@@ -345,15 +351,15 @@ fn a_peak_is_kept_and_written_again_once_it_is_a_hundredth_higher() {
 
     let patience = Millis::secs(60);
     let hardly = of(Some(Bytes(Bytes::gib(50).0 + Bytes::gib(50).0 / 101)), Some(&first), LATER);
-    assert!(!model_differs(Some(&first), &hardly, patience), "{hardly:?}");
+    assert!(!differs(Some(&first), &hardly, patience), "{hardly:?}");
     let lower = of(Some(Bytes::gib(40)), Some(&first), LATER);
-    assert!(!model_differs(Some(&first), &lower, patience), "{lower:?}");
+    assert!(!differs(Some(&first), &lower, patience), "{lower:?}");
     let higher = of(Some(Bytes::mib(51_712)), Some(&first), LATER);
-    assert!(model_differs(Some(&first), &higher, patience));
+    assert!(differs(Some(&first), &higher, patience));
     assert_eq!((peak(&higher), higher.last_observation.clone()), (Bytes::mib(51_712), Some(time(LATER))));
     // A new leader has observed nothing yet.
     let restarted = of(None, Some(&higher), LATER);
-    assert!(!model_differs(Some(&higher), &restarted, patience), "{restarted:?}");
+    assert!(!differs(Some(&higher), &restarted, patience), "{restarted:?}");
     assert_eq!(restarted, higher);
 }
 

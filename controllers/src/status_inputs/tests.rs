@@ -1,5 +1,5 @@
 use rouse::{
-    fleet::event::{AdoptedEngine, Event},
+    fleet::event::{AdoptedEngine, Event, GatewayDemand},
     model::Accelerator,
 };
 
@@ -29,6 +29,39 @@ fn facts_of_a_former_own_term_count_in_no_other_term() {
     assert!(inputs.decides_in(8) && !inputs.decides_in(7));
     turn(&inputs, &mut fleet, &[leads(false)]);
     assert!(!inputs.decides_in(8));
+}
+
+#[test]
+fn the_last_request_in_a_status_follows_those_at_other_gateways() {
+    let file = "accelerators: [{id: gpu-0, memory: 80Gi}]\n\
+                models: [{name: m, memory: {awake: 20Gi}, engine: {kind: custom, command: [x, '${PORT}']}}]";
+    let configuration = rouse_config::parse(file, "test").unwrap().core;
+    let found = AdoptedEngine {
+        address: ([127, 0, 0, 1], 1).into(),
+        accelerators: vec!["gpu-0".into()],
+        asleep: None,
+        ready: true,
+        fingerprint: configuration.models[0].fingerprint,
+        last_lease_end: Tick(1),
+        started: Tick(1),
+    };
+    let model = ModelName::from("m");
+    let (engine, generation) = (EngineId::new(model.clone(), 0), Generation(1));
+    let (inputs, mut fleet) = (StatusInputs::default(), Fleet::new());
+    let configured = Event::Configured { configuration: Box::new(configuration) };
+    let adopted = Event::Adopted { engine, generation, found };
+    turn(&inputs, &mut fleet, &[configured, adopted, Event::AdoptionDone]);
+    assert_eq!(inputs.take_facts()[&model].last_request, Some(Tick(1)));
+    let mut reports = |at: Tick| {
+        let demand = GatewayDemand { waiting: 0, in_flight: 0, last_request: at };
+        let demand = Some(BTreeMap::from([(model.clone(), demand)]));
+        fleet.on(&Event::RemoteDemand { gateway: "other".to_owned(), demand }, at);
+        let (plan, changes) = (fleet.plan(at), fleet.take_routing_changes());
+        inputs.record_turn(&fleet, &plan, &changes);
+        inputs.take_facts().remove(&model).map(|facts| facts.last_request)
+    };
+    assert_eq!(reports(Tick(5_000)), Some(Some(Tick(5_000))));
+    assert_eq!(reports(Tick(5_000)), None, "it says nothing new");
 }
 
 #[test]

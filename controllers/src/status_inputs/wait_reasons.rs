@@ -83,7 +83,7 @@ impl WaitReasons {
     pub(super) fn updated(&self, fleet: &Fleet, plan: &Plan, changes: &RoutingChanges) -> Self {
         let wait_of = |model: &ModelName, text: &str, memory: bool| {
             let known = self.0.get(model).filter(|known| known.has_reason(text, memory));
-            if let Some(known) = known.filter(|_| !changes.reconfigured) {
+            if let Some(known) = known.filter(|_| !changes.may_reconfigure(model)) {
                 return Arc::clone(known);
             }
             let text = text.to_owned();
@@ -98,8 +98,8 @@ impl WaitReasons {
             let Some(terms) = want.demand.as_ref().filter(|_| !changes.models.contains(model)) else {
                 continue;
             };
-            let same =
-                !changes.reconfigured || DemandSnapshot::of_model(fleet, model).as_ref() == Some(terms);
+            let same = !changes.may_reconfigure(model)
+                || DemandSnapshot::of_model(fleet, model).as_ref() == Some(terms);
             if same && !terms.iter().any(|terms| is_released(fleet, changes, &terms.accelerators)) {
                 now.entry(model.clone()).or_insert_with(|| Arc::clone(want));
             }
@@ -179,7 +179,7 @@ mod tests {
         wants.record_refusal(&fleet, &model, why.clone());
         let mut after = |own, other, need| {
             let (plan, changes) = configure(&mut fleet, own, other, need);
-            assert!(changes.reconfigured);
+            assert!(changes.may_reconfigure(&"large".into()));
             wants.updated(&fleet, &plan, &changes)
         };
         let unmoved = after(small, large, large);

@@ -167,7 +167,7 @@ impl EngineGates {
             self.forget(&all, fleet);
             return;
         }
-        for model in &changes.models {
+        for model in changes.rerouted() {
             fleet.engines_of(model).for_each(|engine| self.sync_engine(engine, fleet, platform));
             let of_model: Vec<EngineId> = self.entries_of(model).map(|(id, _)| id.clone()).collect();
             self.forget(&of_model, fleet);
@@ -321,7 +321,9 @@ impl EngineGates {
 
     /// Returns the number of leases and the last lease end, as of now, of each model that has had any.
     ///
-    /// The fleet's own numbers may be older, since a lease that is granted at once causes no turn.
+    /// The fleet's own numbers may be older, since a lease that is granted at once causes no turn. A gate is dropped
+    /// with its engine's process, and its last use with it. The leader has noted each reported use at all engines of
+    /// the model.
     pub(super) fn lease_usage(&self) -> BTreeMap<ModelName, (u32, Tick)> {
         let mut used = BTreeMap::<ModelName, (u32, Tick)>::new();
         for (engine, entry) in &self.entries {

@@ -248,8 +248,7 @@ impl DriverClient for DriverHandle {
                 .filter(|(model, used)| *used != <(u32, Tick)>::default() && fleet.spec(model).is_some());
             for (model, (leases, last_end)) in used {
                 let model_demand = demand.entry(model).or_default();
-                (model_demand.in_flight, model_demand.last_request) =
-                    (leases, model_demand.last_request.max(last_end));
+                (model_demand.in_flight, model_demand.last_request) = (leases, last_end);
             }
             demand.retain(|_, demand| *demand != GatewayDemand::default());
             demand

@@ -48,7 +48,7 @@ impl GatewayPlatform {
         for model in changes.demand.iter().filter(|model| core.fleet().waiting(model) == 0) {
             self.shared.waits.remove(model);
         }
-        if changes.reconfigured || !changes.models.is_empty() {
+        if changes.may_reconfigure_any() || !changes.models.is_empty() {
             self.wait_renewal.mark_stale();
         }
         self.renew_waits(core, now);

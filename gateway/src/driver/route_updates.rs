@@ -33,7 +33,7 @@ pub(super) fn updated_routes(
             _ => Arc::new(route),
         }
     };
-    let registry = changes.reconfigured.then(|| ModelNameIndex::new(fleet.specs()));
+    let registry = changes.may_reconfigure_any().then(|| ModelNameIndex::new(fleet.specs()));
     let registry = registry.filter(|registry| *registry != *before.registry);
     let mut models: Option<SharedMap<ModelName, Arc<ModelRoute>>> = None;
     let is_old = |(model, route): (&ModelName, &Arc<ModelRoute>)| {
@@ -45,10 +45,19 @@ pub(super) fn updated_routes(
         let same = all.len() == before.models.len() && all.iter().all(is_old);
         models = (!same).then_some(all);
     } else {
-        for spec in changes.models.iter().filter_map(|model| fleet.spec(model)) {
-            let route = route(spec);
-            if !is_old((&spec.name, &route)) {
-                models.get_or_insert_with(|| before.models.clone()).insert(spec.name.clone(), route);
+        for model in changes.rerouted() {
+            let route = fleet.spec(model).map(route);
+            let is_same = match &route {
+                Some(route) => is_old((model, route)),
+                None => !before.models.contains_key(model),
+            };
+            if is_same {
+                continue;
+            }
+            let after = models.get_or_insert_with(|| before.models.clone());
+            match route {
+                Some(route) => drop(after.insert(model.clone(), route)),
+                None => drop(after.remove(model)),
             }
         }
     }

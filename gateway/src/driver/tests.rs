@@ -298,6 +298,16 @@ async fn gauges_show_the_last_turn_and_the_leases_of_now_whenever_they_are_asked
     }
     assert!(lines.try_recv().is_err());
     drop(lease);
+    let handle = harness.handle.clone();
+    let telling = tokio::spawn(async move { handle.demand(None).await });
+    tokio::task::yield_now().await;
+    let asked = harness.driver.requests.try_recv().unwrap();
+    harness.driver.handle_request(asked, &mut harness.batch);
+    let demand = telling.await.unwrap()[&name(0)];
+    assert!(
+        demand.in_flight == 0 && demand.last_request > Tick(0),
+        "its gate knows when it ended: {demand:?}"
+    );
 }
 
 #[tokio::test]

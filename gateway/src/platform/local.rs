@@ -181,20 +181,20 @@ impl Platform for LocalPlatform {
             return;
         }
         let all = !self.failures_compared.swap(true, Ordering::Relaxed) || changes.reconfigured;
-        if !all && changes.models.is_empty() {
+        if !all && changes.rerouted().next().is_none() {
             return;
         }
         // A turn costs what it changed, not what is configured.
         let engines: Vec<&Engine> = if all {
             fleet.engines().collect()
         } else {
-            changes.models.iter().flat_map(|model| fleet.engines_of(model)).collect()
+            changes.rerouted().flat_map(|model| fleet.engines_of(model)).collect()
         };
         let failures = engines.into_iter().filter_map(|engine| {
             let fingerprint = fleet.engine_spec(&engine.id)?.fingerprint;
             Some((engine.id.clone(), StoredFailure::of(engine, fingerprint)?))
         });
-        let concerns = |model: &ModelName| all || changes.models.contains(model);
+        let concerns = |model: &ModelName| all || changes.may_reroute(model);
         self.shared.store.set_failures(concerns, failures.collect());
     }
 

@@ -7,7 +7,6 @@
 //! `make soak` runs a tenth of the fleet and then all of it, and prints how the cost of a Pod event grows. The gate runs
 //! the tenth.
 
-mod cores;
 mod cost;
 mod fleet;
 mod lease;

@@ -26,6 +26,7 @@ mod installation;
 mod launched;
 mod leftovers;
 mod load;
+mod machine_load;
 mod memory;
 mod moves;
 mod namespaces;

@@ -20,6 +20,7 @@ use crate::{
     client::TestClient,
     crowd::{self, MODELS, ModelApi, NODES, POOLS, PoolApi},
     installation::{ClusterGateway, blocking, reason},
+    machine_load::stat_fields,
     site::GatewayNamespace,
     support::{FIELD_MANAGER, own_cluster},
 };
@@ -266,12 +267,6 @@ pub(crate) fn cpu(gateway: &ClusterGateway) -> Duration {
     // Hundredths of a second in user and kernel mode.
     let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
     Duration::from_millis(ticks * 10)
-}
-
-/// The fields of `/proc/PID/stat` behind the name: the first is field 3 of proc(5). `None` for an ended process.
-pub(crate) fn stat_fields(pid: i32) -> Option<Vec<String>> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    Some(stat.rsplit_once(") ")?.1.split(' ').map(str::to_owned).collect())
 }
 
 /// Bytes of physical memory: all (`VmRSS`), anonymous (`RssAnon`), or mapped from files (`RssFile`).

@@ -2,6 +2,8 @@
 //!
 //! The clients take a core themselves, and more beside other work. So each start in the flood is compared with one at
 //! the same moment, of another gateway that has no flood: both have the machine's load, and only one the requests.
+//! Where other programs take a share of the cores, the clients come less often. Otherwise only the flooded gateway would
+//! lack cores.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -14,6 +16,7 @@ use tokio::time::Instant;
 use crate::{
     live::UNLIMITED_CONNECTIONS,
     lock_timed_tests,
+    machine_load::CoresReading,
     support::{
         GatewayFixture, GatewayProcess, SimModel, TestClient,
         client::{chat_body, request},
@@ -24,8 +27,11 @@ use crate::{
 /// Clients of the flood at one time.
 const CLIENTS: usize = 200;
 const THREADS: usize = 4;
-/// How long a client waits before it leaves. All together come and go about 6,600 times a second at most.
+/// How long a client waits before it leaves, if no other programs run. All together come and go about 6,600 times a
+/// second at most.
 const PATIENCE: Duration = Duration::from_millis(30);
+/// For how long the test measures what other programs take.
+const LOOK: Duration = Duration::from_millis(500);
 /// Starts of each gateway, with the flood at the one and at the other in turn.
 const STARTS: usize = 6;
 const MAX_DELAY: Duration = Duration::from_millis(50);
@@ -35,13 +41,20 @@ const ENGINE: &str = "--start-time 400ms";
 /// Ends the flood when it is dropped.
 struct FloodEnd<'a>(&'a AtomicBool);
 
+/// Returns how long a client waits beside what other programs do now.
+fn patience() -> Duration {
+    let cores = CoresReading::now();
+    pause(LOOK);
+    PATIENCE.div_f64(1.0 - cores.others_since().min(0.9))
+}
+
 /// Opens and drops requests for the model until `is_over`. Counts them.
-fn flood(client: TestClient, model: &str, is_over: &AtomicBool, count: &AtomicU64) {
+fn flood(client: TestClient, model: &str, patience: Duration, is_over: &AtomicBool, count: &AtomicU64) {
     let bytes = request("/v1/chat/completions", "", &chat_body(model, true, 1));
     while !is_over.load(Ordering::Acquire) {
         let clients: Vec<_> = (0..CLIENTS / THREADS).map(|_| client.open(&bytes)).collect();
         count.fetch_add(clients.len() as u64, Ordering::Relaxed);
-        pause(PATIENCE);
+        pause(patience);
         drop(clients);
     }
 }
@@ -62,12 +75,13 @@ fn start_times(
     flooded: &GatewayProcess,
     quiet: &GatewayProcess,
     model: &str,
+    patience: Duration,
     count: &AtomicU64,
 ) -> (Duration, Duration) {
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         for _ in 0..THREADS {
-            scope.spawn(|| flood(flooded.client(), model, &is_over, count));
+            scope.spawn(|| flood(flooded.client(), model, patience, &is_over, count));
         }
         // The flood ends also with a failed assertion.
         let end = FloodEnd(&is_over);
@@ -103,17 +117,18 @@ fn two_hundred_clients_that_come_and_go_delay_no_cold_start() {
         }
         fixture.start()
     });
-    let clients = AtomicU64::new(0);
+    let (patience, clients) = (patience(), AtomicU64::new(0));
     let (mut flooded, mut quiet) = (Vec::new(), Vec::new());
     for (round, model) in names.iter().enumerate() {
         let (in_flood, beside) =
-            start_times(&gateways[round % 2], &gateways[(round + 1) % 2], model, &clients);
+            start_times(&gateways[round % 2], &gateways[(round + 1) % 2], model, patience, &clients);
         flooded.push(in_flood);
         quiet.push(beside);
     }
     let (quiet, flooded, clients) = (median(quiet), median(flooded), clients.into_inner());
     println!(
-        "medians of {STARTS} starts: {flooded:.1?} with {clients} requests that leave, {quiet:.1?} beside them"
+        "medians of {STARTS} starts: {flooded:.1?} with {clients} requests that leave after {patience:.1?}, {quiet:.1?} \
+         beside them"
     );
     assert!(clients >= (CLIENTS * STARTS) as u64, "only {clients} clients came");
     let delay = flooded.saturating_sub(quiet);

@@ -94,6 +94,14 @@ impl Planner {
         }
     }
 
+    /// Sets the reservations of the model's sleepers to what the leader has learned that they keep.
+    pub(in crate::fleet) fn book_sleepers_as_observed(&mut self, model: &ModelName, now: Tick) {
+        let sleepers = self.engines.of_model(model);
+        let sleepers = sleepers.filter(|e| matches!(e.state, LifecycleState::Asleep { .. }));
+        let sleepers: Vec<EngineId> = sleepers.map(|e| e.id.clone()).collect();
+        sleepers.iter().for_each(|id| self.book_as_observed(id, now));
+    }
+
     /// Keeps an engine running that this gateway saw awake while it followed; returns whether it did.
     ///
     /// The engine's gate stays open, and its requests notice nothing.

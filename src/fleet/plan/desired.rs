@@ -26,7 +26,7 @@ use crate::{
     engine::{Engine, state::LifecycleState},
     fleet::{
         command::CloseReason,
-        plan::{Planner, admit::MAX_FAILED_STARTS, leadership::LeadershipRole},
+        plan::{ModelRecord, Planner, admit::MAX_FAILED_STARTS, leadership::LeadershipRole},
     },
     model::{EngineId, ModelName, VariantName},
     units::{Millis, Tick},
@@ -188,6 +188,17 @@ impl Planner {
             let desired = desired as usize;
             (count < desired && is_serving) || (count > desired && up.len() > 1)
         })
+    }
+
+    /// Brings the index up to date with the model's configuration.
+    ///
+    /// Its engines count as changed, too, and [`Self::refresh_scaling`] compares them with the targets.
+    pub(in crate::fleet) fn refresh_scaled(&mut self, model: &ModelName) {
+        let is_scaled = self.models.get(model).is_some_and(ModelRecord::is_scaled);
+        ScalingIndex::set(&mut self.scaling.scaled, model, is_scaled);
+        if !is_scaled {
+            ScalingIndex::set(&mut self.scaling.unmet, model, false);
+        }
     }
 
     /// Brings the index up to date with these engines, which are ordered by name.

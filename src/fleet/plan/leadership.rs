@@ -1,8 +1,9 @@
 //! Leadership: which of several gateways of a cluster decides about the fleet.
 //!
 //! One gateway leads. The others follow: they know engines as the leader publishes them (`apply_published`), grant
-//! leases on awake engines to their own waiters, and command nothing about an engine's lifecycle. They still compute
-//! what they would decide, because waiters want to know what they wait for, and then discard it.
+//! leases on awake engines to their own waiters, and command nothing about an engine's lifecycle. While requests wait
+//! here, they still compute what they would decide (`forecast`), because waiters want to know what they wait for, and
+//! then discard it.
 //!
 //! A follower knows less than the leader: neither reservations that are not in use yet, nor leases at gateways that
 //! have not reported them. So it refuses only what no such knowledge could change; when in doubt, the request waits for
@@ -11,6 +12,8 @@
 //!
 //! A new leader adopts what runs before it decides anything, as after a restart. Requests do not notice: awake engines
 //! continue serving meanwhile.
+
+mod forecast;
 
 use std::sync::Arc;
 
@@ -209,7 +212,7 @@ impl PlanBuilder<'_> {
         for operation in self.planner.operations.keys().copied().collect::<Vec<_>>() {
             self.emit(Command::FinishOperation { operation, outcome: Err(NOT_LEADER_MESSAGE.to_owned()) });
         }
-        if self.planner.shutdown.is_none() && !self.demand.is_empty() {
+        if self.planner.shutdown.is_none() && forecast::waits_here(self.demand) {
             self.forecast_reasons();
         }
     }
@@ -238,24 +241,5 @@ impl PlanBuilder<'_> {
                 self.emit(Command::RevokeLeases { engine, generation, fault });
             }
         }
-    }
-
-    /// Computes what the leader would answer to this gateway's waiters if it knew no more.
-    fn forecast_reasons(&mut self) {
-        let mut forecast =
-            PlanBuilder::new(self.planner.clone(), self.demand, self.waiting_clients, self.now);
-        forecast.planner.role = LeadershipRole::Leader;
-        forecast.admit();
-        // If the plan has any decision, the leader may have decided otherwise without this gateway knowing yet.
-        let reads = |command: &Command| matches!(command, Command::ReadMeter { .. });
-        let decided = forecast.claims.is_empty() && forecast.take_commands().iter().all(reads);
-        let (_, report_inputs) = forecast.into_parts();
-        self.turn_order = report_inputs.turn_order;
-        let mut reasons = report_inputs.reasons;
-        for (model, reason) in Arc::make_mut(&mut reasons) {
-            let runs = self.planner.engines_of(model).any(|e| e.state.has_process());
-            *reason = std::mem::take(reason).into_follower_forecast(decided, runs, self.now);
-        }
-        self.reasons = reasons;
     }
 }

@@ -131,25 +131,25 @@ impl Planner {
         self.engines.change(engine, change);
     }
 
-    /// Changes the measurements of the engine's variant. Copies nothing if the values stay the same.
+    /// Changes the measurements of the engine's variant, and returns whether they differ. Copies nothing if not.
     pub(in crate::fleet) fn update_learned(
         &mut self,
         engine: &EngineId,
         change: impl FnOnce(&mut LearnedMeasurements),
-    ) {
+    ) -> bool {
         let Some(before) = self.models.get(&engine.model).map(|model| model.learned_of(&engine.variant))
         else {
-            return;
+            return false;
         };
         let mut learned = before;
         change(&mut learned);
-        if learned != before
-            && let Some(record) = Arc::make_mut(&mut self.models).get_mut(&engine.model)
-        {
+        let differs = learned != before;
+        if differs && let Some(record) = Arc::make_mut(&mut self.models).get_mut(&engine.model) {
             record.set_learned(&engine.variant, learned);
             // Learned times set the end of an engine's protection.
             self.engines.mark_model_dirty(&engine.model);
         }
+        differs
     }
 
     fn shrink(&mut self, engine: &EngineId, bytes: Bytes, host: Bytes, now: Tick) {

@@ -47,8 +47,8 @@ pub(in crate::fleet) struct EngineTable {
     recoveries: EnginesByTime,
     /// Engines with leases, of models with more than one engine.
     leased_replicas: SharedSet<EngineId>,
-    /// Engines in use, or used since their last launch, here or at another gateway.
-    used: SharedSet<EngineId>,
+    /// Engines with leases.
+    leased: SharedSet<EngineId>,
     /// Engines that have yielded to another engine that has not had its turn yet.
     yielded: SharedSet<EngineId>,
     /// Engines changed since the last [`EngineTable::take_dirty`].
@@ -59,7 +59,7 @@ pub(in crate::fleet) struct EngineTable {
     removal_candidates: BTreeSet<EngineId>,
     /// Models with an engine whose routing changed since the last [`EngineTable::take_rerouted`].
     rerouted_models: Arc<BTreeSet<ModelName>>,
-    /// Models with an engine that got its first lease or lost its last since the last
+    /// Models with an engine that got its first lease or lost its last, or was used elsewhere, since the last
     /// [`EngineTable::take_use_changed`].
     use_changed_models: Arc<BTreeSet<ModelName>>,
 }
@@ -143,7 +143,7 @@ impl EngineTable {
             && self.backoffs == anew.backoffs
             && self.recoveries == anew.recoveries
             && self.leased_replicas == anew.leased_replicas
-            && self.used == anew.used
+            && self.leased == anew.leased
             && self.yielded == anew.yielded
     }
 
@@ -166,9 +166,9 @@ impl EngineTable {
         self.leased_replicas.iter()
     }
 
-    /// Engines in use, or used since their last launch, here or at another gateway.
-    pub(in crate::fleet) fn used(&self) -> impl Iterator<Item = &EngineId> {
-        self.used.iter()
+    /// Engines with leases.
+    pub(in crate::fleet) fn leased(&self) -> impl Iterator<Item = &EngineId> {
+        self.leased.iter()
     }
 
     /// Engines that have yielded to this one.
@@ -258,9 +258,18 @@ impl EngineTable {
         removed
     }
 
-    /// Makes every engine a removal candidate, because the configuration changed.
-    pub(in crate::fleet) fn mark_all_removable(&mut self) {
-        self.removal_candidates = self.engines.keys().cloned().collect();
+    /// Marks all engines of a model as changed and as removal candidates, because its configuration changed.
+    pub(in crate::fleet) fn mark_reconfigured(&mut self, model: &ModelName) {
+        let ids: Vec<EngineId> = self.of_model(model).map(|e| e.id.clone()).collect();
+        self.dirty.extend_from_slice(&ids);
+        self.removal_candidates.extend(ids);
+    }
+
+    /// Marks the model as used by another gateway.
+    pub(in crate::fleet) fn mark_use_changed(&mut self, model: &ModelName) {
+        if !self.use_changed_models.contains(model) {
+            Arc::make_mut(&mut self.use_changed_models).insert(model.clone());
+        }
     }
 
     /// Marks the model's routes as changed for a reason that no [`index::RoutingKey`] shows.
@@ -277,8 +286,8 @@ impl EngineTable {
     }
 
     fn reindex(&mut self, id: &EngineId, before: &IndexKeys, after: &IndexKeys) {
-        if before.leased != after.leased && !self.use_changed_models.contains(&id.model) {
-            Arc::make_mut(&mut self.use_changed_models).insert(id.model.clone());
+        if before.leased != after.leased {
+            self.mark_use_changed(&id.model);
         }
         if before.routing != after.routing && !self.rerouted_models.contains(&id.model) {
             Arc::make_mut(&mut self.rerouted_models).insert(id.model.clone());
@@ -290,7 +299,7 @@ impl EngineTable {
         if self.multi_engine_models.contains(&id.model) {
             set_in_index(&mut self.leased_replicas, id, before.leased, after.leased);
         }
-        set_in_index(&mut self.used, id, before.used, after.used);
+        set_in_index(&mut self.leased, id, before.leased, after.leased);
         set_in_index(&mut self.yielded, id, before.yielded, after.yielded);
         move_in_time(&mut self.backoffs, id, before.backoff_until, after.backoff_until);
         move_in_time(&mut self.recoveries, id, before.recovers_at, after.recovers_at);

@@ -122,6 +122,15 @@ impl AcceleratorAccount {
         }
     }
 
+    /// Whether the account has this configuration.
+    fn is_configured_as(&self, spec: &Accelerator) -> bool {
+        let Accelerator { id: _, capacity, metered, units, pool, node, host_memory, cordoned } = spec;
+        self.configured
+            && (self.capacity, self.metered, self.units) == (*capacity, *metered, *units)
+            && (&self.pool, &self.node) == (pool, node)
+            && (self.host_memory, self.cordoned) == (*host_memory, *cordoned)
+    }
+
     #[must_use]
     pub(in crate::fleet) fn reserved(&self) -> Bytes {
         self.booked.sum()
@@ -321,11 +330,21 @@ impl HostAccount {
 }
 
 impl MemoryLedger {
-    /// Applies a new list of accelerators.
+    /// Applies a new list of accelerators. Returns whether it differs from the former one.
     ///
     /// Accounts that stay keep their reservations. Unlisted accounts that still hold something stay too, but grant
     /// nothing: their capacity is zero.
-    pub(in crate::fleet) fn configure(&mut self, accelerators: &[Accelerator], host: Bytes) {
+    pub(in crate::fleet) fn configure(&mut self, accelerators: &[Accelerator], host: Bytes) -> bool {
+        let configured = self.accelerators.iter().filter(|(_, account)| account.configured).count();
+        let is_same = |spec: &Accelerator| {
+            self.accelerators.get(&spec.id).is_some_and(|account| account.is_configured_as(spec))
+        };
+        let is_unchanged = self.host.capacity == host
+            && configured == accelerators.len()
+            && accelerators.iter().all(is_same);
+        if is_unchanged {
+            return false;
+        }
         self.host.capacity = host;
         self.accelerators.rebuild(|all| {
             for account in all.values_mut() {
@@ -349,6 +368,7 @@ impl MemoryLedger {
             }
             all.retain(|_, account| account.must_be_kept());
         });
+        true
     }
 
     /// Adds accounts of accelerators of a pool with slots that are not configured, where a running engine was found.

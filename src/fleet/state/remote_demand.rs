@@ -176,6 +176,9 @@ impl Planner {
             }
             let engines: Vec<_> =
                 self.engines.of_model(&model).map(|e| (e.id.clone(), e.last_lease_end)).collect();
+            if engines.iter().any(|(_, last_end)| *last_end < last_used) {
+                self.engines.mark_use_changed(&model);
+            }
             for (id, _) in engines.iter().filter(|(_, last_end)| *last_end < last_used) {
                 self.engines.change(id, |e| {
                     e.record_request(last_used, None);

@@ -22,13 +22,7 @@ pub(in crate::fleet) struct VariantSpecs(Arc<BTreeMap<ModelName, SpecsByCost>>);
 impl VariantSpecs {
     pub(in crate::fleet) fn from_models(models: &BTreeMap<ModelName, ModelRecord>) -> Self {
         let specs = models.values().filter_map(|model| model.spec.as_deref());
-        let with_variants = specs.filter(|spec| !spec.variants.is_empty()).map(|spec| {
-            let merged = spec.variant_names().into_iter().filter_map(|name| {
-                let merged = spec.for_variant(&name)?.into_owned();
-                Some((name, Arc::new(merged)))
-            });
-            (spec.name.clone(), merged.collect())
-        });
+        let with_variants = specs.filter_map(|spec| Some((spec.name.clone(), merged(spec)?)));
         Self(Arc::new(with_variants.collect()))
     }
 
@@ -42,6 +36,15 @@ impl VariantSpecs {
     }
 }
 
+/// Returns the specs of the model's variants; `None` if it lists none.
+fn merged(spec: &ModelSpec) -> Option<SpecsByCost> {
+    let of_variant = |name: VariantName| {
+        let merged = spec.for_variant(&name)?.into_owned();
+        Some((name, Arc::new(merged)))
+    };
+    (!spec.variants.is_empty()).then(|| spec.variant_names().into_iter().filter_map(of_variant).collect())
+}
+
 impl PartialEq for VariantSpecs {
     fn eq(&self, _: &Self) -> bool {
         true
@@ -49,6 +52,19 @@ impl PartialEq for VariantSpecs {
 }
 
 impl Planner {
+    /// Brings the merged specs up to date with the model's configuration.
+    pub(in crate::fleet) fn refresh_variant_specs(&mut self, model: &ModelName) {
+        let merged = self.spec(model).and_then(merged);
+        if merged.is_none() && self.variant_specs.of_model(model).is_empty() {
+            return;
+        }
+        let all = Arc::make_mut(&mut self.variant_specs.0);
+        match merged {
+            Some(specs) => drop(all.insert(model.clone(), specs)),
+            None => drop(all.remove(model)),
+        }
+    }
+
     /// The configuration of this engine: that of its variant. `None` if the model or the variant is not configured.
     pub(in crate::fleet) fn engine_spec(&self, id: &EngineId) -> Option<&ModelSpec> {
         self.arc_of_engine_spec(id).map(|spec| &**spec)

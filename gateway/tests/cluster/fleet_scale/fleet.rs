@@ -59,7 +59,7 @@ pub(super) struct FleetSize {
 }
 
 pub(super) struct FleetGateway {
-    name: String,
+    pub(super) name: String,
     pub(super) process: ClusterGateway,
 }
 

@@ -16,7 +16,6 @@ use tokio::{
 };
 
 use super::{
-    cores::CoresReading,
     cost::{pod_names, touch},
     fleet::FleetInstallation,
     ledger::check_pool,
@@ -27,6 +26,7 @@ use crate::{
     crowd,
     installation::blocking,
     load::{BackgroundLoad, BackgroundLoadResult, BackgroundLoadSpec},
+    machine_load::CoresReading,
     support::{FIELD_MANAGER, PoolRevisions},
 };
 

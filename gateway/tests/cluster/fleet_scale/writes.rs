@@ -1,8 +1,10 @@
-//! How often all gateways together write to the API server while models are in use.
+//! How often all gateways together write to the API server while models are in use, and what each writes of its demand.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use kube::Api;
 use rouse_cluster::{AuditedCall, wait::WAIT_TIMEOUT};
+use rouse_controllers::crd::GatewayReplica;
 use tokio::{
     sync::mpsc,
     task::JoinSet,
@@ -45,6 +47,7 @@ pub(super) async fn check_rate(fleet: &FleetInstallation<'_>) {
     );
     assert!(streams.try_join_next().is_none(), "a stream has ended");
     requests.join_all().await;
+    check_demand(fleet).await;
     assert!(rate <= MAX_RATE, "{rate:.1} writes a second: {writes:?}");
 }
 
@@ -86,6 +89,26 @@ async fn make_edges(fleet: &FleetInstallation<'_>, begun: Instant) -> JoinSet<()
         sleep_until(begun + every * u32::try_from(n).unwrap()).await;
     }
     requests
+}
+
+/// Asserts that each gateway lists models that were requested there, and none of the others. If gateways repeated what
+/// they read from each other, each would list them all.
+async fn check_demand(fleet: &FleetInstallation<'_>) {
+    let gateways = fleet.gateways.len();
+    let [in_use, models] = [fleet.size.in_use, fleet.size.models].map(|number| number % gateways);
+    assert_eq!([in_use, models], [0, 0], "the number of each requested model tells the gateway");
+    let api: Api<GatewayReplica> = Api::namespaced(fleet.world.site.admin.clone(), fleet.world.name());
+    for (place, gateway) in fleet.gateways.iter().enumerate() {
+        let listed = api.get(&gateway.name).await.unwrap().status.unwrap_or_default().models;
+        let own: BTreeSet<String> = (place..fleet.size.models).step_by(gateways).map(crowd::model).collect();
+        let others: Vec<&String> = listed.keys().filter(|model| !own.contains(*model)).collect();
+        assert!(
+            !listed.is_empty() && others.is_empty(),
+            "{} of {} lists {others:?}",
+            gateway.name,
+            listed.len()
+        );
+    }
 }
 
 fn tokens(length: Duration) -> u64 {

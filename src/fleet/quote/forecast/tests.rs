@@ -164,11 +164,11 @@ proptest! {
         ahead in 0..4_u32,
     ) {
         let (fleet, plan) = fleet(&drawn, 3);
-        let shared = fleet.forecaster(&plan);
+        let shared = fleet.forecaster(&plan.report_inputs);
         let models: Vec<ModelName> = (0..drawn.len()).map(name).collect();
         let first: Vec<Option<WaitForecast>> = models.iter().map(|model| shared.forecast(model, ahead)).collect();
         for (model, first) in models.iter().zip(first).rev() {
-            prop_assert_eq!(first, fleet.forecaster(&plan).forecast(model, ahead), "{}", model);
+            prop_assert_eq!(first, fleet.forecaster(&plan.report_inputs).forecast(model, ahead), "{}", model);
             prop_assert_eq!(first, shared.forecast(model, ahead), "{} again", model);
         }
     }
@@ -221,7 +221,7 @@ fn a_forecast_for_one_model_walks_as_few_accelerators_in_a_large_fleet_as_in_a_s
     let walks_of_one = |accelerators: usize| {
         let (fleet, plan) = full_fleet(accelerators);
         let before = walks::count();
-        assert!(fleet.forecaster(&plan).forecast(&name(8 * accelerators - 1), 0).is_some());
+        assert!(fleet.forecaster(&plan.report_inputs).forecast(&name(8 * accelerators - 1), 0).is_some());
         walks::count() - before
     };
     assert_eq!(walks_of_one(20), walks_of_one(200));

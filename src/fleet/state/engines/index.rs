@@ -24,7 +24,6 @@ pub(super) struct IndexKeys {
     pub(super) backoff_until: Option<Tick>,
     pub(super) recovers_at: Option<Tick>,
     pub(super) leased: bool,
-    pub(super) used: bool,
     pub(super) yielded: bool,
     pub(super) occupied: bool,
     pub(super) routing: Option<RoutingKey>,
@@ -88,7 +87,6 @@ impl IndexKeys {
             },
             recovers_at: engine.recovers_at(),
             leased: engine.leases > 0,
-            used: engine.leases > 0 || engine.last_lease_end > Tick(0),
             yielded: engine.yielded_to.is_some(),
             occupied: engine.state.has_process()
                 || engine.unclosed_gate.is_some()

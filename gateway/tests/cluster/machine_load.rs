@@ -1,16 +1,14 @@
-//! The share of the machine's cores that other programs take: how much the API server does in a second depends on it.
+//! The share of the machine's cores that other programs take: how much the programs of a test can do depends on it.
 
 use std::{collections::BTreeMap, fs, process};
 
 use rouse_net::process::table;
 
-use crate::scale::stat_fields;
-
 /// A smaller share is not that of a program: the kernel's threads take it, or its counters differ that much.
 const NEGLIGIBLE: f64 = 0.05;
 
 /// CPU time until one moment, in ticks of the kernel.
-pub(super) struct CoresReading {
+pub(crate) struct CoresReading {
     /// Of all cores, also while they were idle.
     total: u64,
     /// While programs ran, or another machine had the core. Interrupts do not count: they may serve this test.
@@ -20,7 +18,7 @@ pub(super) struct CoresReading {
 }
 
 impl CoresReading {
-    pub(super) fn now() -> Self {
+    pub(crate) fn now() -> Self {
         let stat = fs::read_to_string("/proc/stat").unwrap();
         let line = stat.lines().next().unwrap();
         // In proc(5): user, nice, system, idle, iowait, irq, softirq, steal. Those of guests count in the first two.
@@ -32,8 +30,8 @@ impl CoresReading {
         Self { total: ticks.iter().sum(), busy: user + nice + system + steal, own: own_time() }
     }
 
-    /// The share of all cores that other programs have taken since then. None if it is negligible.
-    pub(super) fn others_since(&self) -> f64 {
+    /// The share of all cores that other programs have taken since then. Zero if it is negligible.
+    pub(crate) fn others_since(&self) -> f64 {
         let now = Self::now();
         // The kernel's counters of idle time may go back a little.
         let total = now.total.saturating_sub(self.total).max(1);
@@ -42,6 +40,12 @@ impl CoresReading {
         let share = others as f64 / total as f64;
         if share < NEGLIGIBLE { 0.0 } else { share.min(1.0) }
     }
+}
+
+/// The fields of `/proc/PID/stat` behind the name: the first is field 3 of proc(5). `None` for an ended process.
+pub(crate) fn stat_fields(pid: i32) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    Some(stat.rsplit_once(") ")?.1.split(' ').map(str::to_owned).collect())
 }
 
 /// The parent of a process, and its time in ticks.
