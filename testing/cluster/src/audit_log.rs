@@ -34,6 +34,8 @@ pub(crate) fn api_server_flags(resources: &ClusterResources) -> Result<Vec<(&'st
         ("audit-log-path", log_path(resources).display().to_string()),
         // Blocking mode: a call is in the log once its response is sent.
         ("audit-log-mode", "blocking".to_owned()),
+        // In MB. A log that is rotated would begin in the middle of a test: `make soak` writes more than the default 100.
+        ("audit-log-maxsize", "100000".to_owned()),
     ])
 }
 
