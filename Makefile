@@ -68,7 +68,7 @@ test: ## Tests of the crates and of the lease in every interleaving; minutes, ne
 	@$(GATE) "make test" 480 $(MAKE) test-crates
 
 .PHONY: test-all
-test-all: ## Everything: test, what valgrind counts, chart and package, the images, the cluster, the node, then what needs Python
+test-all: ## Everything: test, optimised programs held to their figures, chart and package, the images, the cluster, the node, then what needs Python
 	@$(GATE) "make test-all" 1425 \
 	    $(MAKE) test test-bench test-chart test-images test-cluster test-node-and-clients
 
@@ -104,11 +104,14 @@ OPTIMISED := $(TARGET)/counted
 INSTRUCTIONS = "$(OPTIMISED)/instructions"
 
 .PHONY: test-bench
-test-bench: ## Instructions per request and event, size and idle memory, held to what is recorded (ARGS="--annotate CASE" for where they go)
+test-bench: $(NEXTEST) ## Optimised programs held to what is recorded and promised: instructions, size, idle memory, a flood of clients (ARGS="--annotate CASE")
 	@command -v valgrind >/dev/null || { echo "valgrind is missing, which counts instructions: apt-get install valgrind"; exit 1; }
 	@command -v strip >/dev/null || { echo "strip is missing, without which sizes mean nothing: apt-get install binutils"; exit 1; }
 	@$(PART) "the optimised programs" 240 $(MAKE) build-counted
 	@$(PART) "the programs' size, and memory when idle" 10 gateway/benches/size "$(OPTIMISED)" --check
+	@$(PART) "building the test of a flood" 60 $(RUN_TESTS) --test timed --no-run
+	@$(PART) "a flood of clients that leave" 10 env ROUSE_OPTIMISED="$(OPTIMISED)" $(RUN_TESTS) --test timed --run-ignored only \
+	    -E 'test(/^flood::/)'
 	@$(PART) "instructions per request and per event, over pipes in memory" 240 $(INSTRUCTIONS) $(ARGS)
 
 .PHONY: bench-record

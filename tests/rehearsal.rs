@@ -7,8 +7,8 @@ use rouse::{
     },
     journal,
     model::{
-        Accelerator, AcceleratorRequirement, EngineId, EngineMemory, FleetConfig, FleetSettings, IdlePolicy,
-        ModelSpec, RehearsalPolicy, SleepLevelPolicy,
+        Accelerator, AcceleratorRequirement, EngineId, EngineMemory, EvictionPolicy, FleetConfig,
+        FleetSettings, IdlePolicy, ModelSpec, RehearsalPolicy, SleepLevelPolicy,
     },
     sim::{Scenario, ScenarioAction, SimulatedRequest, SimulatedWorld, simulated_model},
     units::{Bytes, Millis},
@@ -198,6 +198,22 @@ fn a_rehearsal_becomes_a_sleep_when_another_model_asks_for_the_memory() {
     assert!(times(&world, "qwen", is_wake).is_empty());
     assert_eq!(times(&world, "qwen", is_shrink).len(), 1, "it gives its memory up");
     assert_eq!(world.tally().count("requests served"), 2);
+}
+
+#[test]
+fn an_engine_that_may_not_be_evicted_wakes_from_its_rehearsal_whoever_asks_for_the_memory() {
+    for eviction in [EvictionPolicy::Never, EvictionPolicy::Cooldown] {
+        let mut models = vec![model("qwen", RehearsalPolicy::Idle), model("llama", RehearsalPolicy::Never)];
+        models[0].eviction = Some(eviction);
+        models[0].idle.sleep_after = Some(Millis::secs(600));
+        let scenario =
+            base_scenario(models).at(Millis::secs(1), request("qwen")).at(Millis::secs(17), request("llama"));
+        let world = run(scenario, 60);
+        assert_eq!(times(&world, "qwen", is_rehearsal).len(), 1, "{eviction:?}");
+        assert_eq!(times(&world, "qwen", is_wake).len(), 1, "{eviction:?}");
+        assert_eq!(times(&world, "qwen", is_shrink).len(), 0, "{eviction:?}: it keeps its memory");
+        assert_eq!(world.tally().count("requests served"), 1, "{eviction:?}");
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use rouse::{
-    model::ModelName,
+    model::{EngineMemory, ModelName},
     saturation::EngineTokenLimits,
     units::{Bytes, Millis},
 };
@@ -132,6 +132,23 @@ pub const fn kind_name(kind: EngineKind) -> &'static str {
         EngineKind::Sglang => "sglang",
         EngineKind::LlamaCpp => "llama-cpp",
         EngineKind::Custom => "custom",
+    }
+}
+
+impl EngineConfig {
+    /// Adds the declared memory to the fingerprint if the engine gets it at its start: its size cannot change later.
+    pub(super) fn add_memory_to_fingerprint(&mut self, memory: &EngineMemory) {
+        let takes_its_share = self.uses("MEMORY_FRACTION");
+        let takes_its_cache = self.uses("KV_CACHE_BYTES");
+        if !takes_its_share && !takes_its_cache {
+            return;
+        }
+        let mut hash = FingerprintHasher(self.fingerprint);
+        hash.feed(&memory.awake.0.to_le_bytes());
+        if takes_its_cache {
+            hash.feed(&memory.host.0.to_le_bytes());
+        }
+        self.fingerprint = hash.value();
     }
 }
 

@@ -13,6 +13,7 @@ mod diff;
 mod engine;
 mod error;
 mod file;
+pub mod host;
 mod keys;
 mod kubernetes;
 mod llama_swap;

@@ -4,12 +4,17 @@ use std::path::{Path, PathBuf};
 
 use rouse::units::Bytes;
 
-use super::{PlatformKind, reader::EnvLookup};
+use super::{
+    PlatformKind,
+    host::{HostMemory, SystemFiles},
+    reader::EnvLookup,
+};
 
 /// Inputs of the defaults, and the command line's override. A test supplies its own.
 pub struct MachineDefaults {
     /// Overrides the file's `platform`.
     pub platform: Option<PlatformKind>,
+    /// RAM that this process and its engines may use.
     pub memory: Bytes,
     pub environment: EnvLookup,
 }
@@ -35,11 +40,7 @@ pub fn default_state_dir(environment: EnvLookup) -> PathBuf {
     set("HOME").map_or_else(|| "/var/lib/rouse".into(), |home| Path::new(&home).join(".local/state/rouse"))
 }
 
-/// Returns this machine's RAM, or 16 GiB if the kernel does not report it.
+/// Returns the RAM that this process may use, or 16 GiB if the kernel does not report it.
 fn memory() -> Bytes {
-    let total = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
-        line.split_whitespace().nth(1)?.parse::<u64>().ok()
-    });
-    total.map_or(Bytes::gib(16), |kib| Bytes(kib << 10))
+    HostMemory::read(&SystemFiles::default()).map_or(Bytes::gib(16), |memory| memory.usable())
 }

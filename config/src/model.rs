@@ -129,8 +129,9 @@ fn read_model(
     });
     let eviction = policy::eviction(reader, section);
     let queue = section.sub(reader, "queue", policy::read_queue_overrides);
-    let (engine, memory) = (engine?, memory?);
+    let (mut engine, memory) = (engine?, memory?);
     name?;
+    engine.model.add_memory_to_fingerprint(&memory);
     let spec = ModelSpec {
         name: model_name,
         aliases: aliases.unwrap_or_default(),

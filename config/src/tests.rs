@@ -270,11 +270,12 @@ fn sleep_is_known_from_the_command_or_said() {
 }
 
 #[test]
-fn a_fingerprint_is_the_same_everywhere_and_follows_the_template_only() {
+fn a_fingerprint_is_the_same_everywhere_and_follows_what_an_engine_gets_at_its_start() {
     let of = |text: &str| read(text).unwrap().core.models[0].fingerprint;
     // The value is fixed: engines carry it across restarts and upgrades.
-    assert_eq!(of(MODEL), 15_943_622_502_938_062_438);
+    assert_eq!(of(MODEL), 3_076_118_204_014_000_593);
     assert_eq!(of(MODEL), of(&MODEL.replace("5m", "6m")));
+    assert_ne!(of(MODEL), of(&MODEL.replace("awake: 30Gi", "awake: 31Gi")));
     assert_ne!(of(MODEL), of(&MODEL.replace("1.10", "1.11")));
     assert_ne!(of(MODEL), of(&MODEL.replace("serve, Qwen", "serve, --x, Qwen")));
 }

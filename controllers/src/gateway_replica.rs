@@ -178,6 +178,8 @@ impl<D: DriverClient> DemandReporter<D> {
         let now = self.handle.clock().now();
         let changes = report::entry_changes(models.iter(), &demand, &before.status.models, self.lags(), now);
         let conditions = self.conditions(&before.status.conditions);
+        let ended = demand.iter().map(|(model, demand)| (model, demand.last_request));
+        self.status_inputs.record_last_requests(ended);
         let differs = !changes.is_empty() || (everything && conditions != before.status.conditions);
         if !differs && !renews {
             *stored = Some(before);

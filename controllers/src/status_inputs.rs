@@ -2,6 +2,7 @@
 //! demand for its GatewayReplica.
 
 mod demand;
+mod saturation;
 mod wait_reasons;
 
 use std::{
@@ -74,52 +75,6 @@ impl StatusInputs {
     /// Records the Pod of this engine generation.
     pub(crate) fn set_pod(&self, engine: &EngineId, generation: Generation, pod: &str) {
         self.lock().pods.insert(engine.clone(), (generation, pod.to_owned()));
-    }
-
-    /// Records what saturation decided about the model.
-    pub(crate) fn record_saturation(&self, model: &ModelName, decided: SaturationFacts) {
-        let mut inner = self.lock();
-        if inner.saturation.get(model) == Some(&decided) {
-            return;
-        }
-        inner.saturation.insert(model.clone(), decided.clone());
-        let Some(facts) = inner.facts.get_mut(model) else { return };
-        facts.saturation = Some(decided);
-        inner.changed_models.insert(model.clone());
-        drop(inner);
-        self.changed.notify_one();
-    }
-
-    /// Forgets what saturation decided, because another gateway may decide now. Statuses keep what is written in them.
-    pub(crate) fn forget_saturation(&self) {
-        let mut inner = self.lock();
-        let forgotten = std::mem::take(&mut inner.saturation);
-        if forgotten.is_empty() {
-            return;
-        }
-        for model in forgotten.into_keys() {
-            if let Some(facts) = inner.facts.get_mut(&model) {
-                facts.saturation = None;
-                inner.changed_models.insert(model);
-            }
-        }
-        drop(inner);
-        self.changed.notify_one();
-    }
-
-    /// Forgets what saturation decided about this model, which it no longer scales.
-    ///
-    /// Otherwise the status would have the old targets again once saturation scales the model anew.
-    pub(crate) fn forget_saturation_of(&self, model: &ModelName) {
-        let mut inner = self.lock();
-        inner.saturation.remove(model);
-        let Some(facts) = inner.facts.get_mut(model).filter(|facts| facts.saturation.is_some()) else {
-            return;
-        };
-        facts.saturation = None;
-        inner.changed_models.insert(model.clone());
-        drop(inner);
-        self.changed.notify_one();
     }
 
     /// Returns the Pod of this engine generation; `None` before it has one.
@@ -215,7 +170,13 @@ impl StatusInputs {
             }
         }
         if changes.may_reconfigure_any() {
-            inner.facts.retain(|model, _| fleet.spec(model).is_some());
+            // Engines of a model that is no longer configured finish their requests first, and their end is reported.
+            let StatusInputsState { facts, changed_models, .. } = &mut *inner;
+            facts.retain(|model, _| {
+                fleet.spec(model).is_some()
+                    || fleet.engines_of(model).next().is_some()
+                    || changed_models.contains(model)
+            });
             inner.snapshots.retain(|model, _| fleet.spec(model).is_some());
         }
         if turned || !inner.changed_models.is_empty() || !inner.events.is_empty() {
@@ -276,6 +237,28 @@ impl StatusInputs {
         self.changed.notify_one();
     }
 
+    /// Records when requests for models last ended at this gateway.
+    ///
+    /// While a model is in use without a break, no turn says so.
+    pub(crate) fn record_last_requests<'a>(&self, ended: impl Iterator<Item = (&'a ModelName, Tick)>) {
+        let mut inner = self.lock();
+        let mut is_later = false;
+        for (model, at) in ended {
+            let Some(facts) =
+                inner.facts.get_mut(model).filter(|facts| facts.last_request.unwrap_or_default() < at)
+            else {
+                continue;
+            };
+            facts.last_request = Some(at);
+            inner.changed_models.insert(model.clone());
+            is_later = true;
+        }
+        drop(inner);
+        if is_later {
+            self.changed.notify_one();
+        }
+    }
+
     /// Waits until this gateway's demand has changed, and takes all changes since the last call.
     pub async fn demand_change(&self) -> DemandChange {
         loop {
@@ -334,7 +317,9 @@ impl StatusInputsState {
     fn facts_of(&self, fleet: &Fleet, model: &ModelName) -> ModelFacts {
         let engines: Vec<&Engine> = fleet.engines_of(model).collect();
         let spec = fleet.spec(model);
-        let last = engines.iter().map(|engine| engine.last_lease_end).max().filter(|at| *at > Tick(0));
+        let known = self.facts.get(model).and_then(|facts| facts.last_request);
+        let last =
+            engines.iter().map(|engine| engine.last_lease_end).max().filter(|at| *at > Tick(0)).max(known);
         let listed: Vec<EngineStatus> =
             engines.iter().filter_map(|engine| self.status(fleet, engine)).collect();
         let measured = fleet.learned_of(model, &self.published_variant(model));

@@ -121,7 +121,7 @@ impl StatusWriter {
 
     /// Takes changed facts from the decisions.
     pub(crate) fn update_facts(&mut self, facts: BTreeMap<ModelName, ModelFacts>, resolved: &Resolved) {
-        let objects = facts.keys().filter_map(|model| resolved.objects.get(model));
+        let objects = facts.keys().filter_map(|model| resolved.object_of(model));
         self.due.extend(objects.cloned().map(StatusTarget::Model));
         self.facts.extend(facts);
     }
@@ -153,7 +153,7 @@ impl StatusWriter {
         let removed = before.nodes.keys().filter(|name| !now.nodes.contains_key(*name));
         self.due.extend(nodes.map(|(name, _)| name).chain(removed).cloned().map(StatusTarget::Node));
         self.used_pools = used;
-        self.facts.retain(|model, _| now.objects.contains_key(model));
+        self.facts.retain(|model, _| now.object_of(model).is_some());
     }
 
     /// Takes the end of a write or of a pause.
@@ -240,12 +240,14 @@ impl StatusWriter {
         self.retry_at = None;
         if self.writer.leadership_in(epoch).is_err() {
             // A renewal does not wake the controller.
-            self.retry_at = (!self.due.is_empty()).then(|| self.clock.now() + LATE_RENEWAL_DELAY);
+            let has_work = !self.due.is_empty() || self.last_requests.has_waiting();
+            self.retry_at = has_work.then(|| self.clock.now() + LATE_RENEWAL_DELAY);
             return;
         }
-        self.due.extend(self.last_requests.take_turn(self.clock.now()).map(StatusTarget::Model));
+        let now = self.clock.now();
+        self.due.extend(self.last_requests.turn(now).cloned().map(StatusTarget::Model));
         self.begin_due_writes(epoch, index, resolved, tasks);
-        self.retry_at = self.last_requests.next_turn();
+        self.retry_at = self.last_requests.next_turn(now);
     }
 
     fn begin_due_writes(
@@ -276,6 +278,22 @@ impl StatusWriter {
         }
     }
 
+    /// Returns what the status says of the model's engines.
+    ///
+    /// A rejected model may still have engines, which finish their requests. Other gateways take an engine that no status
+    /// lists for gone, and cut its requests.
+    fn facts_for(&self, object: &ObjectName, model: ResolvedModel<'_>, resolved: &Resolved) -> ModelFacts {
+        match model {
+            ResolvedModel::Served(served) => self.facts.get(&served.spec.name).cloned().unwrap_or_default(),
+            ResolvedModel::Rejected(rejected) => {
+                let is_its = resolved.unserved.get(&rejected.model) == Some(object);
+                let known = self.facts.get(&rejected.model).filter(|_| is_its);
+                let engines = known.map(|facts| facts.engines.clone()).unwrap_or_default();
+                ModelFacts { engines, ..ModelFacts::default() }
+            }
+        }
+    }
+
     fn model(
         &mut self,
         epoch: u64,
@@ -288,10 +306,9 @@ impl StatusWriter {
         let resolved_model = match (served, resolved.rejected.get(object)) {
             (Some(served), _) => ResolvedModel::Served(served),
             (None, Some(rejected)) => ResolvedModel::Rejected(rejected),
-            (None, None) => return,
+            (None, None) => return self.last_requests.forget(object),
         };
-        let nothing = ModelFacts::default();
-        let facts = served.and_then(|served| self.facts.get(&served.spec.name)).unwrap_or(&nothing);
+        let facts = &self.facts_for(object, resolved_model, resolved);
         let stored = index.model_status(object);
         let now = self.clock.now();
         let desired = status::model_status(resolved_model, facts, stored, now);

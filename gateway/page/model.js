@@ -132,7 +132,7 @@ function stopDialog(name) {
     el(
       "p",
       {},
-      "Its engines end after their last answer, and give up all their memory. ",
+      "Its engines end and give up all their memory. Requests that run now are cut. ",
       "The next request starts the model anew, which takes longer than a wake.",
     ),
     el(

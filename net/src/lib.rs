@@ -2,7 +2,7 @@
 //!
 //! * [`lease`]: the gate of an engine, and the leases that requests hold on it.
 //! * [`server`]: the client's side of a request. [`relay`]: one exchange with an engine. [`openai`]: the bodies that both
-//!   sides send. [`tcp`] and [`backend_origin`]: the connections. [`yield_to_reactor`]: long work beside streams.
+//!   sides send. [`tcp`], [`accept`] and [`backend_origin`]: the connections. [`yield_to_reactor`]: long work beside streams.
 //! * [`http_client`]: short calls. [`adapter`]: the sleep and wake calls of each kind of engine. [`engine_load`]: the
 //!   load that engines report. [`stub_api`]: the messages between gateway, stub and launcher.
 //! * [`process`], [`nvml`], [`accelerators_file`], [`fd_limit`], [`file_watch`], [`port`], [`timer`]: processes,
@@ -16,6 +16,7 @@
 #![warn(clippy::indexing_slicing)]
 
 pub mod accelerators_file;
+pub mod accept;
 pub mod adapter;
 pub mod backend_origin;
 pub mod engine_load;

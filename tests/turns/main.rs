@@ -4,8 +4,8 @@ use rouse::{
     engine::SLEEP_DENIAL_TIMEOUT,
     fleet::event::OperatorAction,
     model::{
-        Accelerator, AcceleratorRequirement, DrainDeadlinePolicy, EngineMemory, FleetConfig, FleetSettings,
-        ModelSpec,
+        Accelerator, AcceleratorRequirement, DrainDeadlinePolicy, EngineMemory, EvictionPolicy, FleetConfig,
+        FleetSettings, ModelSpec,
     },
     sim::{
         ArrivalPattern, ClientBehaviour, HardwareProfile, RequestSource, Scenario, ScenarioAction,
@@ -254,6 +254,45 @@ fn what_can_never_be_had_is_not_kept_from_others() {
         .at(Millis::secs(61), ask("small"));
     let world = run(scenario);
     assert_eq!(world.tally().count("requests served"), 1);
+}
+
+/// It is never evicted: it falls asleep when it is idle, and then keeps its residue for good.
+#[test]
+fn a_residue_that_never_goes_is_not_kept_from_others() {
+    let mut configuration = configuration(1, 1, FleetSettings::default());
+    configuration.models =
+        [("stays", 10), ("large", 23), ("small", 4)].map(|(name, gib)| fixed(name, Bytes::gib(gib))).to_vec();
+    let stays = &mut configuration.models[0];
+    stays.memory.asleep = Bytes::gib(2);
+    (stays.eviction, stays.idle.sleep_after) = (Some(EvictionPolicy::Never), Some(Millis::secs(20)));
+    let scenario = Scenario::new("a residue that never goes", configuration)
+        .at(Millis::secs(1), ask("stays"))
+        .at(Millis::secs(60), ask("large"))
+        .at(Millis::secs(61), ask("small"));
+    assert_eq!(run(scenario).tally().count("requests served"), 2, "large can never start");
+}
+
+/// It never falls asleep by itself, and others may have the memory of a sleeper at once.
+#[test]
+fn a_sleeper_with_a_cooldown_counts_for_those_who_wait() {
+    let mut configuration = configuration(1, 1, FleetSettings::default());
+    configuration.models = [("sleeper", 10), ("busy", 10), ("large", 22), ("small", 8)]
+        .map(|(name, gib)| fixed(name, Bytes::gib(gib)))
+        .to_vec();
+    configuration.models[0].memory.asleep = Bytes::gib(3);
+    configuration.models[0].eviction = Some(EvictionPolicy::Cooldown);
+    let sleep = OperatorAction::Sleep { level: None };
+    let scenario = Scenario::new("a sleeper with a cooldown", configuration)
+        .at(Millis::secs(1), ask("sleeper"))
+        .at(Millis::secs(30), ScenarioAction::OperatorAction("sleeper".into(), sleep))
+        .at(Millis::secs(40), ScenarioAction::SendRequest(SimulatedRequest::stream("busy", Millis::secs(60))))
+        .at(Millis::secs(60), ask("large"))
+        .at(Millis::secs(61), ask("small"));
+    let mut world = SimulatedWorld::new(scenario);
+    world.run_until(Millis::secs(90)).unwrap_or_else(|failure| panic!("{failure}"));
+    assert_eq!(world.tally().count("requests served"), 1, "what is free is kept for the one that came first");
+    world.run_until(Millis::secs(200)).unwrap_or_else(|failure| panic!("{failure}"));
+    assert_eq!(world.tally().count("requests served"), 4);
 }
 
 /// A sleeper of 14Gi that keeps 2Gi, beside a model of 12Gi. Who asks for it again stands before a model of 11Gi in line.

@@ -116,6 +116,29 @@ fn a_reload_is_told_apart_by_model_and_by_key() {
 }
 
 #[test]
+fn an_engine_that_got_its_memory_at_its_start_is_outdated_by_another_size() {
+    let outdated = |argument: &str, sizes: [&str; 2]| {
+        let [old, new] = sizes.map(|memory| {
+            let engine = format!("engine: {{kind: vllm, command: [v, '${{PORT}}', '{argument}']}}");
+            read(&format!("models: [{{name: m, {engine}, memory: {memory}}}]")).unwrap()
+        });
+        diff(&old, &new).outdated.len()
+    };
+    let awake = ["{awake: 30Gi, host: 20Gi}", "{awake: 60Gi, host: 20Gi}"];
+    assert_eq!(
+        ["x", "${MEMORY_FRACTION}", "${KV_CACHE_BYTES}"].map(|argument| outdated(argument, awake)),
+        [0, 1, 1]
+    );
+    let host = ["{awake: 60Gi, host: 20Gi}", "{awake: 60Gi, host: 30Gi}"];
+    assert_eq!(
+        ["x", "${MEMORY_FRACTION}", "${KV_CACHE_BYTES}"].map(|argument| outdated(argument, host)),
+        [0, 0, 1]
+    );
+    let asleep = ["{awake: 60Gi, asleep: 1Gi}", "{awake: 60Gi, asleep: 2Gi}"];
+    assert_eq!(outdated("${KV_CACHE_BYTES}", asleep), 0);
+}
+
+#[test]
 fn check_warns_of_proxies_that_are_everyone() {
     let warnings = |networks: &str| {
         let text = format!("listen: {{proxies: {{networks: [{networks}]}}}}\n{MODEL}");

@@ -63,7 +63,15 @@ pub(super) fn resolve(
             }
         };
         let (uid, generation) = (entry.version.uid.clone(), entry.version.generation);
-        resolved.rejected.insert(object.clone(), RejectedModel { uid, generation, rejections: refused });
+        let model = ModelName::from(entry.claim.name.as_str());
+        resolved
+            .rejected
+            .insert(object.clone(), RejectedModel { uid, generation, model, rejections: refused });
+    }
+    for (object, rejected) in &resolved.rejected {
+        if !resolved.objects.contains_key(&rejected.model) {
+            resolved.unserved.entry(rejected.model.clone()).or_insert_with(|| object.clone());
+        }
     }
     name_dependencies(&mut resolved);
     resolved

@@ -29,6 +29,8 @@ pub struct Resolved {
     /// The object of each served model, by the model name that decisions and engines use.
     pub objects: BTreeMap<ModelName, ObjectName>,
     pub rejected: BTreeMap<ObjectName, RejectedModel>,
+    /// The object of each model that only rejected objects name. Engines of the time when it was served may still run.
+    pub unserved: BTreeMap<ModelName, ObjectName>,
 }
 
 impl Resolved {
@@ -36,6 +38,12 @@ impl Resolved {
     #[must_use]
     pub fn find(&self, model: &ModelName) -> Option<&ServedModel> {
         self.served.get(self.objects.get(model)?)
+    }
+
+    /// Returns the object in whose status the engines of this model are.
+    #[must_use]
+    pub fn object_of(&self, model: &ModelName) -> Option<&ObjectName> {
+        self.objects.get(model).or_else(|| self.unserved.get(model))
     }
 
     /// Returns the object's uid, whether it is served or not.
@@ -297,5 +305,6 @@ impl ServedModel {
 pub struct RejectedModel {
     pub uid: Option<String>,
     pub generation: Option<i64>,
+    pub model: ModelName,
     pub rejections: Rejections,
 }

@@ -52,10 +52,12 @@ pub(super) const MAX_CONCURRENT_REASSERTIONS: usize = 4;
 /// The version keeps a write from overwriting a former leader's write, even a late one.
 type KnownVersion = Option<Option<String>>;
 
-/// Writes the desired state until its sender is dropped. `applied`: the newest version written.
+/// Writes the desired state until its sender is dropped, in the term of this epoch. `applied`: the newest version
+/// written.
 pub(super) async fn run(
     shared: Arc<KubernetesContext>,
     name: ObjectName,
+    epoch: Epoch,
     mut desired: watch::Receiver<DesiredDeployment>,
     applied: watch::Sender<u64>,
     first: FirstWrite,
@@ -74,7 +76,7 @@ pub(super) async fn run(
     let mut pause = MIN_RETRY_DELAY;
     loop {
         let wanted = desired.borrow_and_update().clone();
-        let written = write(&shared, &api, &name, &wanted, known.take()).await;
+        let written = write(&shared, &api, &name, &wanted, epoch, known.take()).await;
         // A Deployment that cannot be written holds up no other.
         drop(turn.take());
         match written {
@@ -121,12 +123,12 @@ pub(super) async fn run(
 }
 
 /// Deletes a Deployment without replicas. One that gets replicas meanwhile stays.
-pub(super) async fn delete_unused(shared: Arc<KubernetesContext>, name: ObjectName) {
+pub(super) async fn delete_unused(shared: Arc<KubernetesContext>, name: ObjectName, epoch: Epoch) {
     let api: Api<Deployment> = Api::namespaced(shared.client.clone(), &name.namespace);
     let mut pauses = RetryBackoff::new();
     for _ in 0..MAX_DELETION_TRIES {
         let deleted = async {
-            let epoch = shared.writer.leadership()?.epoch;
+            shared.writer.leadership_in(epoch)?;
             let Some(found) = shared.writer.get_for_write(&api, &name.name, epoch).await? else {
                 return Ok(());
             };
@@ -153,9 +155,10 @@ async fn write(
     api: &Api<Deployment>,
     name: &ObjectName,
     desired: &DesiredDeployment,
+    epoch: Epoch,
     known: KnownVersion,
 ) -> Result<KnownVersion, Error> {
-    let epoch = shared.writer.leadership()?.epoch;
+    shared.writer.leadership_in(epoch)?;
     let version = match known {
         Some(version) => Some(version),
         None => {

@@ -39,6 +39,7 @@ use rouse::{
     model::EngineId,
     units::{Generation, Tick},
 };
+use rouse_net::stub_api::Epoch;
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::JoinSet,
@@ -267,6 +268,11 @@ impl EngineManager {
             }
             ManagerRequest::ChangeLedger { pool, change } => self.change_pool_ledger(&pool, *change),
         }
+    }
+
+    /// The epoch of the term in which this gateway leads.
+    pub(super) fn epoch(&self) -> Epoch {
+        self.term.unwrap_or_default()
     }
 
     /// Returns the record of this engine generation, if the engine has no other.

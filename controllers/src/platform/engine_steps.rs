@@ -49,8 +49,11 @@ pub(super) enum StepOutcome {
 
 /// A start fails if no node accepts its Pod within this time.
 const UNSCHEDULABLE_TIMEOUT: Millis = Millis::secs(60);
-/// While no Pod appears, check the Deployment for the reason at this interval.
+/// While no Pod appears, check the Deployment for the reason after this time, and then after twice as long each time:
+/// in the start of a large fleet, the controller of Deployments makes Pods for minutes, and thousands of engines wait.
 const POD_CREATION_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest of these times.
+const MAX_POD_CREATION_TIMEOUT: Duration = Duration::from_secs(30);
 /// While an engine loads, set its stub up again at this interval.
 const STUB_SETUP_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum wait for the Pod to become unready. A kubelet checks a stub's readiness every second.
@@ -115,14 +118,17 @@ async fn bind_pod(context: &EngineContext, engine_pod: &EnginePod) -> bool {
 async fn pod_creation_failed(context: &EngineContext, mut pod: PodReceiver) -> FailureCause {
     let deployment = context.placement.deployment();
     let api: Api<Deployment> = Api::namespaced(context.shared.client.clone(), &deployment.namespace);
+    let mut pause = POD_CREATION_TIMEOUT;
     loop {
         if pod.wait_for(Option::is_none).await.is_err() {
             return std::future::pending().await;
         }
-        time::sleep(POD_CREATION_TIMEOUT).await;
+        time::sleep(pause).await;
         if pod.borrow().is_some() {
+            pause = POD_CREATION_TIMEOUT;
             continue;
         }
+        pause = (pause * 2).min(MAX_POD_CREATION_TIMEOUT);
         let Ok(Some(found)) = context.shared.writer.get(&api, &deployment.name).await else { continue };
         let conditions = found.status.and_then(|status| status.conditions).unwrap_or_default();
         let fails = conditions.into_iter().find(|it| it.type_ == "ReplicaFailure" && it.status == "True");
@@ -353,8 +359,7 @@ pub(super) async fn set_readiness(context: &EngineContext, proxy: SocketAddr, re
 
 async fn delete(context: &EngineContext, engine_pod: &EnginePod) -> bool {
     let api: Api<PodObject> = Api::namespaced(context.shared.client.clone(), &engine_pod.name.namespace);
-    let Ok(leadership) = context.shared.writer.leadership() else { return false };
-    let fence = Fence::new(engine_pod.seen.clone(), leadership.epoch);
+    let fence = Fence::new(engine_pod.seen.clone(), context.epoch);
     let done = Box::pin(context.shared.writer.delete_fenced(&api, &engine_pod.name.name, &fence)).await;
     done.inspect_err(|error| tracing::debug!(pod = %engine_pod.name, %error, "cannot delete the Pod")).is_ok()
 }
@@ -365,7 +370,7 @@ pub(super) async fn annotate_pod(
     engine_pod: &EnginePod,
     marks: &Value,
 ) -> Result<(), Error> {
-    let fence = Fence::new(engine_pod.seen.clone(), context.shared.writer.leadership()?.epoch);
+    let fence = Fence::new(engine_pod.seen.clone(), context.epoch);
     let api: Api<PodObject> = Api::namespaced(context.shared.client.clone(), &engine_pod.name.namespace);
     let patch = json!({"metadata": {"annotations": marks}});
     Box::pin(context.shared.writer.patch_fenced(&api, &engine_pod.name.name, &fence, &patch)).await
@@ -451,9 +456,9 @@ impl EngineContext {
         matches!(error, StubClientError::Conflict { newer_epoch, .. } if *newer_epoch || !self.placement.dual_pods)
     }
 
-    /// Returns a client of the Pod's stub; `None` if this gateway's claim to lead is not fresh.
+    /// Returns a client of the Pod's stub; `None` if this gateway's claim to lead is not fresh, or is that of another term.
     pub(super) fn stub(&self, proxy: SocketAddr) -> Option<StubClient> {
-        let epoch = self.shared.writer.leadership().ok()?.epoch;
+        let epoch = self.shared.writer.leadership_in(self.epoch).ok()?.epoch;
         let token = self.shared.sidecar.key.token(&self.placement.owner);
         Some(StubClient::new(SocketAddr::new(proxy.ip(), SPI_PORT), Some(token), epoch, self.generation))
     }

@@ -19,6 +19,7 @@ use rouse::{
     pairing::ids::{NodeName, RequesterId},
     units::{Generation, Millis},
 };
+use rouse_net::stub_api::Epoch;
 use rouse_platform::{
     engine_client::EngineClient,
     health::{self as health, InitialHealth},
@@ -93,6 +94,8 @@ pub(super) struct EngineContext {
     pub(super) id: EngineId,
     pub(super) generation: Generation,
     pub(super) placement: Arc<ModelPlacement>,
+    /// That of the term in which this gateway decided on the engine: no order of one term is sent in the next.
+    pub(super) epoch: Epoch,
     /// The engine's stub has reported its Pod's accelerators. Of no meaning if the leader chose them.
     pub(super) located: AtomicBool,
     /// The requester that the pairing controller got orders for, with its node. A generation has one Pod.

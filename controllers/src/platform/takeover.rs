@@ -62,7 +62,7 @@ pub(super) async fn take_over(manager: &mut EngineManager, ledgers: LedgerTakeov
         asked: asked.len(),
         ledgers_taken: taken.at,
     };
-    let answers = running::ask(&shared, asked);
+    let answers = running::ask(&shared, manager.epoch(), asked);
     for running in serving {
         adopt(manager, &shared, &booked, running).await;
     }
@@ -209,6 +209,10 @@ async fn end_unadopted(
     let entries: Vec<EngineReservation> = reservations.iter().cloned().collect();
     for entry in &entries {
         let EngineReservation { pool, engine, .. } = entry;
+        if shared.initial_lists.is_skipped(&engine.model.namespace) {
+            // Its Pods are not visible, so assume that they run and hold their reservations.
+            continue;
+        }
         if let Some(placement) = placements.of_owner(engine) {
             let reserved_placement =
                 reservations.reserved_placement(placement, engine.replica, &shared.sidecar);
@@ -219,10 +223,6 @@ async fn end_unadopted(
                 let entry = LedgerChange::Release { engine: engine.clone(), done: None };
                 manager.change_pool_ledger(pool, entry);
             }
-            continue;
-        }
-        if shared.initial_lists.is_skipped(&engine.model.namespace) {
-            // Its Pods are not visible, so assume that they hold their reservations.
             continue;
         }
         manager.keep_orphan(entry.clone());

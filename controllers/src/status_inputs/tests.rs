@@ -1,4 +1,5 @@
 use rouse::{
+    fault::FailureCause,
     fleet::event::{AdoptedEngine, Event, GatewayDemand},
     model::Accelerator,
 };
@@ -32,7 +33,7 @@ fn facts_of_a_former_own_term_count_in_no_other_term() {
 }
 
 #[test]
-fn the_last_request_in_a_status_follows_those_at_other_gateways() {
+fn the_last_request_in_a_status_follows_each_gateways_reports() {
     let file = "accelerators: [{id: gpu-0, memory: 80Gi}]\n\
                 models: [{name: m, memory: {awake: 20Gi}, engine: {kind: custom, command: [x, '${PORT}']}}]";
     let configuration = rouse_config::parse(file, "test").unwrap().core;
@@ -49,7 +50,7 @@ fn the_last_request_in_a_status_follows_those_at_other_gateways() {
     let (engine, generation) = (EngineId::new(model.clone(), 0), Generation(1));
     let (inputs, mut fleet) = (StatusInputs::default(), Fleet::new());
     let configured = Event::Configured { configuration: Box::new(configuration) };
-    let adopted = Event::Adopted { engine, generation, found };
+    let adopted = Event::Adopted { engine: engine.clone(), generation, found };
     turn(&inputs, &mut fleet, &[configured, adopted, Event::AdoptionDone]);
     assert_eq!(inputs.take_facts()[&model].last_request, Some(Tick(1)));
     let mut reports = |at: Tick| {
@@ -62,6 +63,24 @@ fn the_last_request_in_a_status_follows_those_at_other_gateways() {
     };
     assert_eq!(reports(Tick(5_000)), Some(Some(Tick(5_000))));
     assert_eq!(reports(Tick(5_000)), None, "it says nothing new");
+
+    // While it is in use here, no turn says when a request ended.
+    let unknown = ModelName::from("unknown");
+    let ended = |at: Tick| {
+        inputs.record_last_requests([(&model, at), (&unknown, at)].into_iter());
+        inputs.take_facts()
+    };
+    assert_eq!(
+        ended(Tick(6_000)).into_values().map(|facts| facts.last_request).collect::<Vec<_>>(),
+        [Some(Tick(6_000))]
+    );
+    assert!(ended(Tick(5_500)).is_empty(), "an earlier time is no later request");
+    let gone = Event::Gone { engine, generation, cause: FailureCause::Stopped };
+    fleet.on(&gone, Tick(6_001));
+    let (plan, changes) = (fleet.plan(Tick(6_001)), fleet.take_routing_changes());
+    inputs.record_turn(&fleet, &plan, &changes);
+    let facts = &inputs.take_facts()[&model];
+    assert_eq!((facts.last_request, facts.engines[0].state), (Some(Tick(6_000)), EngineState::Backoff));
 }
 
 #[test]

@@ -23,24 +23,22 @@ pub(super) struct LastRequestPacer {
 }
 
 impl LastRequestPacer {
-    /// Begins a write of this model's status if it is time for one. Otherwise the model waits for its turn.
+    /// Begins a write of this model's status if it is the model's turn. Otherwise the model waits for that.
     pub(super) fn begin(&mut self, model: &ObjectName, now: Tick) -> bool {
-        if now >= self.next {
-            self.next = now + INTERVAL;
-            self.forget(model);
-            return true;
-        }
         if self.waiting.get(model).is_none() {
             self.waiting.set(model, Some(now));
         }
-        false
+        let begins = self.turn(now) == Some(model);
+        if begins {
+            self.next = now + INTERVAL;
+            self.forget(model);
+        }
+        begins
     }
 
-    /// Takes the model that has waited longest, if it is time for a write.
-    pub(super) fn take_turn(&mut self, now: Tick) -> Option<ObjectName> {
-        let model = self.waiting.due_by(now).next().filter(|_| now >= self.next).cloned()?;
-        self.forget(&model);
-        Some(model)
+    /// Returns the model that has waited longest, if it is time for a write.
+    pub(super) fn turn(&self, now: Tick) -> Option<&ObjectName> {
+        self.waiting.due_by(now).next().filter(|_| now >= self.next)
     }
 
     /// Forgets a model that needs no such write any more.
@@ -48,9 +46,13 @@ impl LastRequestPacer {
         self.waiting.set(model, None);
     }
 
-    /// When the next model has its turn.
-    pub(super) fn next_turn(&self) -> Option<Tick> {
-        self.waiting.first().map(|_| self.next)
+    pub(super) fn has_waiting(&self) -> bool {
+        self.waiting.first().is_some()
+    }
+
+    /// When to look again who has a turn. Later than now, also if a model has its turn and all places for writes are taken.
+    pub(super) fn next_turn(&self, now: Tick) -> Option<Tick> {
+        self.has_waiting().then(|| if self.next > now { self.next } else { now + INTERVAL })
     }
 }
 
@@ -66,15 +68,15 @@ mod tests {
         let mut written = Vec::new();
         for at in 0..250_000_u64 {
             let now = Tick(at + 1);
-            while let Some(turn) = pacer.take_turn(now) {
-                assert!(pacer.begin(&turn, now));
-                written.push(turn);
-            }
             let asking = model(at % 30_000 / 30);
             if at % 30 == 0 && pacer.begin(&asking, now) {
                 written.push(asking);
             }
-            assert!(pacer.next_turn().is_none_or(|at| at > now));
+            while let Some(turn) = pacer.turn(now).cloned() {
+                assert!(pacer.begin(&turn, now));
+                written.push(turn);
+            }
+            assert!(pacer.next_turn(now).is_none_or(|at| at > now));
         }
         assert_eq!(written.len(), 1000, "writes in 250 seconds");
         let first: std::collections::BTreeSet<&ObjectName> = written[..1000].iter().collect();

@@ -54,13 +54,16 @@ impl ConfigSource {
     /// Reads the source for a gateway that runs with `now`.
     ///
     /// The file may be half written, and half a file must not open the API. So a file that is empty, or has lost its
-    /// keys, is refused unless it states that this is intended.
+    /// keys, is refused unless it states that this is intended. A file for the other platform is refused, too: it has no
+    /// models for this one.
     pub fn reload(&self, now: &Config) -> Result<Config, ConfigErrors> {
         let new = self.load()?;
         let lost = if new.blank && !now.blank {
             "the file is empty, which would remove every model and key: restore the file; to remove all models, write models: []"
         } else if new.keys.is_empty() && !new.keys_none && !now.keys.is_empty() {
             "the file no longer has keys, which would let anyone use the API: restore keys, or set keys: none if that is intended"
+        } else if new.kubernetes.is_some() != now.kubernetes.is_some() {
+            "the file has another platform, which a running gateway cannot change: restart the gateway, or restore platform"
         } else {
             return Ok(new);
         };
@@ -118,7 +121,12 @@ mod tests {
         }
         let open = parse("queue: {maxWait: 1m}\n").unwrap();
         assert!(reload(&open, "models: []\n").is_ok());
-        assert!(reload(&parse("").unwrap(), "").is_ok(), "it was empty before");
+        let empty = parse("").unwrap();
+        assert!(reload(&empty, "").is_ok(), "it was empty before");
+        let cluster = "platform: kubernetes\nkubernetes: {stubImage: s}\n";
+        assert!(reload(&open, cluster).unwrap_err().starts_with("the file has another platform"));
+        let of_cluster = parse(cluster).unwrap();
+        assert!(reload(&of_cluster, cluster).is_ok());
     }
 
     #[test]

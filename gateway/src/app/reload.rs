@@ -163,6 +163,7 @@ fn merged(old: &Config, mut new: Config) -> (Config, ConfigDiff) {
     (new.headroom, new.log_cap) = (old.headroom, old.log_cap);
     new.access_log.clone_from(&old.access_log);
     new.telemetry.clone_from(&old.telemetry);
+    new.kubernetes.clone_from(&old.kubernetes);
     (new, diff)
 }
 
@@ -182,6 +183,21 @@ mod tests {
         assert_eq!(rouse_config::diff(&old, &new).needs_restart, [""; 0]);
         assert_eq!(new.core.settings.queue.max_waiting, 2);
         assert!(merged(&old, old.clone()).1.is_empty());
+    }
+
+    #[test]
+    fn changes_of_the_cluster_wait_for_the_next_start_and_every_reload_says_so() {
+        let read = |image: &str| {
+            let text = format!("platform: kubernetes\nkubernetes: {{stubImage: {image}}}");
+            rouse_config::parse(&text, "test").unwrap()
+        };
+        let (mut now, new) = (read("stub:1"), read("stub:2"));
+        for _ in 0..2 {
+            let (merged, diff) = merged(&now, new.clone());
+            assert_eq!(diff.needs_restart, ["kubernetes"]);
+            assert_eq!(merged.kubernetes, now.kubernetes);
+            now = merged;
+        }
     }
 
     #[test]

@@ -8,7 +8,6 @@ use serde::Serialize;
 
 pub(super) mod accelerators;
 pub(super) mod gguf;
-pub(super) mod host;
 pub(super) mod model_files;
 pub(super) mod probe;
 pub(super) mod programs;

@@ -23,16 +23,15 @@ use nix::sys::{
     statvfs::statvfs,
 };
 use rouse::units::{Bytes, pluralize};
-use rouse_config::{Config, EngineConfig};
+use rouse_config::{
+    Config, EngineConfig,
+    host::{HostMemory, SystemFiles},
+};
 use rouse_net::process::table;
 use serde::Serialize;
 
 use super::{
-    detect::{
-        accelerators::ask_driver,
-        host::{HostMemory, SystemFiles},
-        probe, programs,
-    },
+    detect::{accelerators::ask_driver, probe, programs},
     show::use_color,
 };
 use crate::platform::local::ENGINE_MARK;

@@ -9,7 +9,7 @@ mod proposal;
 mod yaml;
 
 use std::{
-    env,
+    env, fs,
     io::Write as _,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -18,6 +18,7 @@ use std::{
 use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use rouse::{shell_words, units::pluralize};
+use rouse_config::host::{HostMemory, SystemFiles};
 use serde::Serialize;
 
 use super::{
@@ -25,7 +26,6 @@ use super::{
     detect::{
         LeftOut,
         accelerators::ask_driver,
-        host::{HostMemory, SystemFiles},
         model_files::{self, GgufModel},
         probe,
         programs::{FoundProgram, ProgramFolders},
@@ -90,12 +90,19 @@ pub(super) async fn run(args: &InitArgs) -> anyhow::Result<ExitCode> {
     let driver = probe::with_progress("asking the driver for accelerators", ask_driver()).await;
     let memory = HostMemory::read(&SystemFiles::default());
     let accelerators = AcceleratorChoice::new(&driver, memory.as_ref(), &machine.programs);
-    let proposal = ConfigProposal::new(accelerators, machine);
+    let leaves_engines = leaves_engines(&args.output);
+    let proposal = ConfigProposal { leaves_engines, ..ConfigProposal::new(accelerators, machine) };
     let text = yaml::render(&proposal);
     check(&text, &args.output)?;
     config_file::write(&args.output, &text, args.force)
         .with_context(|| format!("cannot write {}", args.output.display()))?;
     report(args, &proposal)
+}
+
+/// Whether this file exists and leaves engines running, as that of the package does.
+fn leaves_engines(file: &Path) -> bool {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    rouse_config::parse(&text, &file.display().to_string()).is_ok_and(|config| !config.shutdown.stop_engines)
 }
 
 /// Finds programs and models. What cannot be read is left out with the reason.

@@ -7,9 +7,11 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use rouse::{
+    due_times::DueTimes,
     engine::{
         Engine,
         last_outcome::{EngineOutcome, logs_hint},
+        state::LifecycleState,
     },
     fault::{FailureCause as EngineCause, Fault},
     fleet::{
@@ -18,7 +20,7 @@ use rouse::{
         event::{CanaryVerdict, Event},
     },
     model::{AcceleratorId, EngineId, ModelName},
-    units::{Bytes, Generation, Tick, pluralize},
+    units::{Bytes, Generation, Millis, Tick, pluralize},
 };
 
 use super::timeline::{Timeline, TimelineKind};
@@ -35,6 +37,10 @@ pub(super) struct TransitionRecorder {
     in_progress: BTreeMap<EngineId, TransitionInProgress>,
     /// Why each engine's gate closed.
     close_causes: BTreeMap<EngineId, TransitionCause>,
+    /// How long requests may continue after their engine's gate has closed.
+    drain_deadline: Millis,
+    /// When the drain of each engine passes its deadline.
+    drain_deadlines: DueTimes<EngineId>,
 }
 
 /// A transition that was ordered and has not ended.
@@ -53,7 +59,14 @@ struct TransitionInProgress {
 impl TransitionRecorder {
     pub(super) fn new(metrics: Arc<Metrics>, timeline: Arc<Timeline>) -> Self {
         let timeline = TimelineWriter::new(timeline);
-        Self { metrics, timeline, in_progress: BTreeMap::new(), close_causes: BTreeMap::new() }
+        Self {
+            metrics,
+            timeline,
+            in_progress: BTreeMap::new(),
+            close_causes: BTreeMap::new(),
+            drain_deadline: Millis::ZERO,
+            drain_deadlines: DueTimes::default(),
+        }
     }
 
     /// `fleet` has already recorded these commands.
@@ -67,12 +80,28 @@ impl TransitionRecorder {
         for command in commands {
             self.command(fleet, command, now);
         }
+        self.report_late_drains(fleet, now);
+    }
+
+    /// Reports drains that have passed their deadline, whether their requests may finish or are cut.
+    fn report_late_drains(&mut self, fleet: &Fleet, now: Tick) {
+        let late: Vec<EngineId> = self.drain_deadlines.due_by(now).cloned().collect();
+        for engine in late {
+            self.drain_deadlines.set(&engine, None);
+            let Some(e) = fleet.engine(&engine) else { continue };
+            if matches!(e.state, LifecycleState::Draining { drained: false, .. }) {
+                let (leases, deadline) = (e.leases, self.drain_deadline);
+                tracing::warn!(%engine, leases, %deadline, "the drain has passed its deadline");
+                self.metrics.model(&engine.model).drain_deadline_passed();
+            }
+        }
     }
 
     fn event(&mut self, fleet: &Fleet, event: &Event, now: Tick) {
         match event {
             Event::Configured { configuration } => {
                 self.metrics.configure(configuration.models.iter().map(|m| &m.name));
+                self.drain_deadline = configuration.settings.turns.drain_deadline;
             }
             Event::Canary { engine, verdict: CanaryVerdict::Passed, .. } => {
                 if let Some(ended) = self.end(engine, OutcomeLabel::Done, now) {
@@ -91,6 +120,10 @@ impl TransitionRecorder {
                         (level.number(), stop_reason(fleet, engine), now.since(ended.began));
                     tracing::info!(%engine, level, reason = why, duration = %took, "engine asleep");
                     self.timeline.ended(engine, TimelineKind::Slept, ended, why, now);
+                }
+                // A later stop is not for the same model.
+                if self.close_causes.get(engine) == Some(&TransitionCause::Swap) {
+                    self.close_causes.remove(engine);
                 }
             }
             Event::Diagnostics { engine, generation, diagnostics } if diagnostics.probe.is_some() => {
@@ -115,6 +148,7 @@ impl TransitionRecorder {
                 let ended =
                     self.end(engine, if stopped { OutcomeLabel::Done } else { OutcomeLabel::Failed }, now);
                 self.close_causes.remove(engine);
+                self.drain_deadlines.set(engine, None);
                 if let Some(failure) = log_if_failed(fleet, engine, *generation) {
                     self.timeline.failed(engine, ended.filter(|_| !stopped), failure, now);
                 } else if let Some(ended) = ended {
@@ -156,11 +190,16 @@ impl TransitionRecorder {
                 if let Some(to) = to {
                     tracing::info!(%engine, successor = %to, "engine evicted, stopping");
                 }
-                let cause = self.close_causes.get(engine).copied().unwrap_or(TransitionCause::Idle);
                 if !self.is_stopping(engine) {
+                    // A sleeper has no gate to close.
+                    if to.is_some() && self.close_causes.get(engine) != Some(&TransitionCause::Swap) {
+                        self.close_causes.insert(engine.clone(), TransitionCause::Swap);
+                        self.metrics.model(&engine.model).evicted(TransitionKind::Stop);
+                        self.metrics.swapped();
+                    }
+                    let cause = self.close_causes.get(engine).copied().unwrap_or(TransitionCause::Idle);
                     self.end(engine, OutcomeLabel::Failed, now);
                     let stop = TransitionInProgress::new(TransitionKind::Stop, cause, now);
-                    // An asleep engine closed its gate earlier, for another reason.
                     let is_eviction = stop.is_eviction || to.is_some();
                     let frees = fleet.reserved_bytes(engine);
                     self.begin(engine, TransitionInProgress { frees, is_eviction, ..stop });
@@ -168,6 +207,7 @@ impl TransitionRecorder {
             }
             Command::OpenGate { engine, .. } => {
                 self.close_causes.remove(engine);
+                self.drain_deadlines.set(engine, None);
             }
             Command::CloseGate { engine, reason, after_drain, successor: to, .. } => {
                 if let Some(to) = to {
@@ -176,6 +216,9 @@ impl TransitionRecorder {
                 }
                 if let Some(cause) = transition_cause(*reason) {
                     self.close_causes.insert(engine.clone(), cause);
+                }
+                if matches!(reason, CloseReason::Turn | CloseReason::Outdated | CloseReason::Operator) {
+                    self.drain_deadlines.set(engine, Some(now + self.drain_deadline));
                 }
                 if *reason == CloseReason::Turn {
                     let how = if *after_drain == AfterDrain::Stop {
@@ -197,6 +240,7 @@ impl TransitionRecorder {
     }
 
     fn begin(&mut self, engine: &EngineId, transition: TransitionInProgress) {
+        self.drain_deadlines.set(engine, None);
         self.in_progress.insert(engine.clone(), transition);
     }
 

@@ -145,6 +145,11 @@ impl ModelMetrics {
         self.traffic().evictions.with_label_values(&[transition.as_str()]).inc();
     }
 
+    /// Counts a drain that has passed its deadline.
+    pub fn drain_deadline_passed(&self) {
+        self.traffic().drain_deadlines.inc();
+    }
+
     /// Sets the number of ejected engines.
     pub fn set_ejected(&self, engines: usize) {
         if engines > 0 || self.traffic.get().is_some() {

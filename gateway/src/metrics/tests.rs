@@ -231,6 +231,7 @@ fn used() -> Metrics {
     model.add_retries(1);
     model.record_transition(TransitionKind::Wake, TransitionCause::Demand, OutcomeLabel::Done, Millis(50));
     model.evicted(TransitionKind::Sleep);
+    model.drain_deadline_passed();
     metrics
 }
 

@@ -43,6 +43,7 @@ pub(super) struct TrafficMetrics {
     pub(super) transitions: IntCounterVec,
     pub(super) transition_seconds: HistogramVec,
     pub(super) evictions: IntCounterVec,
+    pub(super) drain_deadlines: IntCounter,
     pub(super) ejections: IntCounter,
     pub(super) in_flight: IntGauge,
     pub(super) parked: IntGauge,
@@ -97,6 +98,10 @@ impl TrafficMetrics {
                 "rouse_evictions_total",
                 "Evictions of the model for another model's memory, by transition (sleep or stop)",
                 &["transition"],
+            ),
+            drain_deadlines: builder.counter(
+                "rouse_drain_deadlines_passed_total",
+                "Drains of the model's engines that have passed turns.drain.deadline",
             ),
             ejections: builder.counter(
                 "rouse_ejections_total",

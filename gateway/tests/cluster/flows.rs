@@ -7,13 +7,14 @@ use nix::sys::signal::Signal;
 use rouse::engine::SLEEP_DENIAL_TIMEOUT;
 use rouse_controllers::crd::InferenceModel;
 use serde_json::json;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
     audit::PoolAudit,
     client::TestClient,
     installation::{Installation, blocking, reason},
     leftovers::a_request_waits,
+    streams::HeldClientStream,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -39,6 +40,59 @@ async fn a_cold_model_is_started_by_its_first_request_and_put_away_when_nobody_a
     tokio::time::timeout(Duration::from_secs(30), world.until("qwen", "scaled to zero", zero)).await.unwrap();
     world.until_reserved("nothing", <[_]>::is_empty).await;
     assert_eq!(world.running().await.len(), 0);
+}
+
+/// While a model is in use, no turn of the decisions says when one of its requests ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_status_of_a_model_in_unbroken_use_has_the_time_of_its_last_request() {
+    let world = Installation::new("flow-busy", 1, "128Gi").await;
+    world.model("qwen", "80Gi", "--itl 100ms", json!({"cooldownPeriod": "5m"})).await;
+    let gateway = world.gateway("gateway-0", "");
+    world.until("qwen", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
+    let stream = HeldClientStream::open(&gateway, "qwen", 900).await;
+    let requested =
+        |model: &InferenceModel| Some(model.status.as_ref()?.last_request_time.as_ref()?.0.as_second());
+    let asks = async {
+        loop {
+            let client = gateway.client();
+            assert_eq!(blocking(move || client.chat("qwen", false, 1)).await.status, 200);
+            sleep(Duration::from_secs(1)).await;
+        }
+    };
+    let watches = async {
+        let model = world.until("qwen", "requested", |model| requested(model).is_some()).await;
+        let first = requested(&model);
+        // With this cooldown the time is written again after half a minute.
+        world.until("qwen", "requested later", |model| requested(model) > first.map(|at| at + 10)).await;
+    };
+    tokio::select! {
+        () = asks => {}
+        outcome = timeout(Duration::from_secs(60), watches) => outcome.expect("the stream is open for longer"),
+    }
+    stream.leave().await;
+}
+
+/// The leader lets the engines of a model that it no longer serves finish their requests, those at other gateways too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_at_every_gateway_end_whole_after_their_model_was_rejected() {
+    let world = Installation::new("flow-rejected", 1, "128Gi").await;
+    world.model("qwen", "80Gi", "--itl 100ms", json!({"cooldownPeriod": "10m"})).await;
+    let gateways = [world.gateway("gateway-0", ""), world.gateway("gateway-1", "")];
+    world.until("qwen", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
+    let client = gateways[0].client();
+    assert_eq!(blocking(move || client.chat("qwen", false, 1)).await.status, 200);
+    let streams = HeldClientStream::open_each(&gateways, "qwen", 80, 1).await;
+    let own = world.name().to_owned();
+    let spec = json!({"nodeSelector": {"inference-pool": own}, "memory": "128Gi", "allowedNamespaces": ["elsewhere"]});
+    world.pool(&own, spec).await;
+    world.until("qwen", "rejected", |model| reason(model, "Accepted") == "NamespaceNotAllowed").await;
+    for stream in streams {
+        stream.finish_whole().await;
+    }
+    let has_none =
+        |model: &InferenceModel| model.status.as_ref().is_some_and(|status| status.engines.is_empty());
+    world.until("qwen", "without engines", has_none).await;
+    world.until_reserved("nothing", <[_]>::is_empty).await;
 }
 
 /// The acceptance list of the original design: a budget of 128Gi, of which one model holds 80.

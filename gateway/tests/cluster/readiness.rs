@@ -3,8 +3,15 @@
 use std::{fs, net::SocketAddr};
 
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
-use kube::{Api, api::PostParams};
-use rouse_cluster::wait::{self, WAIT_TIMEOUT};
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, ListParams, PostParams},
+};
+use nix::sys::signal::Signal;
+use rouse_cluster::{
+    Namespace,
+    wait::{self, WAIT_TIMEOUT},
+};
 use rouse_controllers::crd::GatewayReplica;
 use serde_json::json;
 use tokio::time::{Duration, sleep, timeout};
@@ -13,7 +20,7 @@ use crate::{
     client::{TestClient, TestResponse},
     installation::{Installation, StartingGateway, blocking},
     runner::plain_node,
-    site::{GatewayNamespace, ModelScope},
+    site::{GatewayNamespace, ModelScope, is_allowed, resource_attributes},
     support::cluster,
 };
 
@@ -46,6 +53,20 @@ async fn installation(name: &str) -> Installation<'static> {
     let own = namespace.name().to_owned();
     let site = GatewayNamespace::with(cluster, namespace, ModelScope::Namespaces(&[&own])).await;
     Installation::with_node(site, "16Gi", |own| plain_node(own, 1)).await
+}
+
+/// Gives the gateways of this installation the rights to read models and to write Deployments there, and no other.
+async fn allow_models(namespace: &Namespace, world: &Installation<'_>) {
+    let role = json!({"metadata": {"name": "models"}, "rules": [
+        {"apiGroups": ["rouse.dev"], "resources": ["inferencemodels"], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["get", "create", "patch", "delete"]}]});
+    let binding = json!({"metadata": {"name": "models"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "models"},
+        "subjects": [{"kind": "ServiceAccount", "name": "rouse-gateway", "namespace": world.name()}]});
+    let (role, binding): (Role, RoleBinding) =
+        (serde_json::from_value(role).unwrap(), serde_json::from_value(binding).unwrap());
+    namespace.api::<Role>().create(&PostParams::default(), &role).await.unwrap();
+    namespace.api::<RoleBinding>().create(&PostParams::default(), &binding).await.unwrap();
 }
 
 /// Starts a gateway that watches these namespaces.
@@ -95,15 +116,7 @@ async fn a_gateway_that_may_see_models_and_no_pods_is_not_ready_and_reports_it()
     let world = installation("ready-podless").await;
     let elsewhere = world.site.cluster.namespace("ready-models").await.unwrap();
     let other = elsewhere.name().to_owned();
-    let role = json!({"metadata": {"name": "models"}, "rules": [
-        {"apiGroups": ["rouse.dev"], "resources": ["inferencemodels"], "verbs": ["get", "list", "watch"]}]});
-    let binding = json!({"metadata": {"name": "models"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "models"},
-        "subjects": [{"kind": "ServiceAccount", "name": "rouse-gateway", "namespace": world.name()}]});
-    let (role, binding): (Role, RoleBinding) =
-        (serde_json::from_value(role).unwrap(), serde_json::from_value(binding).unwrap());
-    elsewhere.api::<Role>().create(&PostParams::default(), &role).await.unwrap();
-    elsewhere.api::<RoleBinding>().create(&PostParams::default(), &binding).await.unwrap();
+    allow_models(&elsewhere, &world).await;
 
     let (operators, api) = (free(), free());
     let starting = start(&world, &other, api, operators);
@@ -156,4 +169,52 @@ async fn a_gateway_that_may_not_see_one_namespace_serves_the_others_and_reports_
 
     world.site.serve_too(&other).await;
     says(operators, "that it lacks nothing", |answer| answer.text() == "ok\n").await;
+}
+
+/// The role of a namespace may be away for a moment, while an installation is upgraded.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_may_not_see_the_pods_of_a_namespace_leaves_its_engines_alone() {
+    let cluster = cluster().await;
+    let far = Installation::new("ready-far", 1, "64Gi").await;
+    let namespace = cluster.namespace("ready-near").await.unwrap();
+    let own = namespace.name().to_owned();
+    let site = GatewayNamespace::with(cluster, namespace, ModelScope::Namespaces(&[&own, far.name()])).await;
+    let mut near = Installation::with_node(site, "64Gi", |own| plain_node(own, 1)).await;
+    near.watched = format!("{own}, {}", far.name());
+    near.model("near", "40Gi", "", json!({})).await;
+    far.model("far", "40Gi", "", json!({})).await;
+    let gateway = near.gateway("gateway-0", "");
+    let client = gateway.client();
+    assert_eq!(blocking(move || client.chat("far", false, 4)).await.status, 200);
+    let before = far.running().await;
+    gateway.signal(Signal::SIGTERM);
+    gateway.wait_owned().await;
+
+    let bindings: Api<RoleBinding> = far.site.namespace.api();
+    let is_own = |binding: &RoleBinding| {
+        binding.subjects.iter().flatten().any(|subject| subject.namespace.as_deref() == Some(near.name()))
+    };
+    for binding in bindings.list(&ListParams::default()).await.unwrap().items.into_iter().filter(is_own) {
+        bindings.delete(&binding.name_any(), &DeleteParams::default()).await.unwrap();
+    }
+    allow_models(&far.site.namespace, &near).await;
+    let (client, right) = (near.site.client().await, resource_attributes("", "pods", "list", far.name()));
+    let revoked = async {
+        while is_allowed(&client, right.clone()).await {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(WAIT_TIMEOUT, revoked).await.expect("the right is never revoked");
+    let gateway = near.gateway("gateway-1", "");
+    let client = gateway.client();
+    assert_eq!(blocking(move || client.chat("near", false, 4)).await.status, 200, "it leads");
+    let admin = TestClient::new(gateway.admin);
+    let ready = blocking(move || admin.get("/readyz").text()).await;
+    assert!(ready.contains(&format!("pods in {}", far.name())), "{ready}");
+    assert_eq!(far.reserved_gib().await, [("far".to_owned(), 40)]);
+    let now = far.running().await;
+    assert_eq!(now.iter().map(|pod| &pod.metadata.uid).collect::<Vec<_>>(), [&before[0].metadata.uid]);
+    let deployments = far.deployments().list(&ListParams::default()).await.unwrap();
+    let wanted = deployments.iter().map(|found| found.spec.as_ref().and_then(|spec| spec.replicas));
+    assert_eq!(wanted.collect::<Vec<_>>(), [Some(1)]);
 }

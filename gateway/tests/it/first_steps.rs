@@ -129,6 +129,13 @@ fn init_writes_a_file_that_check_accepts_and_never_replaces_one_unasked() {
         "{report}"
     );
     assert_eq!(fs::read_to_string(machine.path("rouse.yaml")).unwrap(), file);
+
+    // The package's file has this, and the page on installing has `init` replace it.
+    fs::write(machine.path("rouse.yaml"), "shutdown: {engines: leave}\nmodels: []\n").unwrap();
+    json(&machine.rouse(&["init", "--force", "--json"]));
+    let kept = fs::read_to_string(machine.path("rouse.yaml")).unwrap();
+    assert_eq!(kept.lines().filter(|line| *line == "shutdown: {engines: leave}").count(), 1, "{kept}");
+    assert_eq!(machine.rouse(&["check", "rouse.yaml"]).status.code(), Some(0), "{kept}");
 }
 
 #[test]

@@ -166,7 +166,7 @@ fn the_command_line_shows_the_fleet_and_ends_with_the_right_code() {
 fn an_unused_model_scales_to_zero_and_the_metrics_show_it_under_the_seeds_names() {
     let gateway = GatewayFixture::new(&["2Gi"])
         .settings("timeouts: {health: {every: 300ms}}")
-        .model(&SimModel { keys: "idle: {sleepAfter: 800ms, stopAfter: 2s}", ..SimModel::new("m") })
+        .model(&SimModel { keys: "idle: {sleepAfter: 800ms, stopAfter: 3s}", ..SimModel::new("m") })
         .start();
     assert_eq!(metric(&gateway, "inference_budget_total_bytes{node_pool=\"local\"}"), (2_u64 << 30) as f64);
     assert_eq!(of_model(&gateway, "inference_model_ready"), 0.0);
@@ -190,7 +190,7 @@ fn an_unused_model_scales_to_zero_and_the_metrics_show_it_under_the_seeds_names(
     gateway.stall("m#0", false);
     assert!(long.rest().is_whole_stream());
     let ready = || of_model(&gateway, "inference_model_ready");
-    // The model is asleep for two seconds, so each round checks all values.
+    // The model is asleep for about two seconds, so each round checks all values.
     gateway.until("asleep, with its residue left", Duration::from_secs(5), || {
         (allocated(), ready()) == ((64_u64 << 20) as f64, 0.0)
             && gateway.engine("m#0")["state"] == "Asleep(1)"

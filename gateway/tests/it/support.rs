@@ -24,6 +24,9 @@ pub(crate) use rouse_testing::{
     wait::pause,
 };
 
+/// The gateway that cargo builds for tests.
+const PROGRAM: &str = env!("CARGO_BIN_EXE_rouse-gateway");
+
 /// Builds a configuration. Accelerators are simulated and enforce their memory.
 pub(crate) struct GatewayFixture {
     dir: TempDir,
@@ -31,6 +34,7 @@ pub(crate) struct GatewayFixture {
     models: Vec<String>,
     settings: String,
     pub(crate) flags: Vec<String>,
+    program: PathBuf,
 }
 
 /// One model over engine-sim.
@@ -92,7 +96,14 @@ impl GatewayFixture {
             models: Vec::new(),
             settings: String::new(),
             flags: Vec::new(),
+            program: PROGRAM.into(),
         }
+    }
+
+    /// Takes another build of the gateway, also as the engine of the models that are added after this.
+    pub(crate) fn program(mut self, program: PathBuf) -> Self {
+        self.program = program;
+        self
     }
 
     /// Adds top-level YAML as in a configuration file.
@@ -103,12 +114,11 @@ impl GatewayFixture {
     }
 
     pub(crate) fn model(mut self, sim: &SimModel<'_>) -> Self {
-        let exe = env!("CARGO_BIN_EXE_rouse-gateway");
         let meter = self.meter();
         let SimModel { name, kind, awake, asleep, accelerators, flags, keys, engine, stub } = sim;
         let indent = |text: &str, by: &str| text.lines().fold(String::new(), |t, l| format!("{t}{by}{l}\n"));
         let meter = meter.display().to_string();
-        let mut words = vec![exe];
+        let mut words = vec![self.program.to_str().unwrap()];
         words.extend("demo-engine --host ${HOST} --port ${PORT} --model".split(' '));
         words.extend([name]);
         words.extend("--gpu-memory-utilization ${MEMORY_FRACTION} --accelerator-file".split(' '));
@@ -181,7 +191,7 @@ impl GatewayFixture {
         engine_sim::accelerator::AcceleratorFile::create(self.meter(), &accelerators).unwrap();
         let file = self.dir.path().join("rouse.yaml");
         std::fs::write(&file, self.yaml()).unwrap();
-        let mut gateway = GatewayProcess::spawn_as(self.dir.path(), &self.flags, change);
+        let mut gateway = GatewayProcess::spawn_program(&self.program, self.dir.path(), &self.flags, change);
         gateway._fixture = Some(self.dir);
         gateway
     }
@@ -194,9 +204,18 @@ impl GatewayProcess {
     }
 
     pub(crate) fn spawn_as(dir: &Path, flags: &[String], change: impl FnOnce(&mut Command)) -> Self {
+        Self::spawn_program(Path::new(PROGRAM), dir, flags, change)
+    }
+
+    fn spawn_program(
+        program: &Path,
+        dir: &Path,
+        flags: &[String],
+        change: impl FnOnce(&mut Command),
+    ) -> Self {
         let log =
             std::fs::OpenOptions::new().create(true).append(true).open(dir.join("gateway.log")).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"));
+        let mut command = Command::new(program);
         command
             .arg("--config")
             .arg(dir.join("rouse.yaml"))

@@ -52,6 +52,22 @@ fn a_model_gives_up_its_place_as_soon_as_its_last_stream_ends() {
 }
 
 #[test]
+fn a_drain_that_passes_its_deadline_is_logged_and_counted_and_cuts_nobody() {
+    let gateway = GatewayFixture::new(&["1200Mi"])
+        .settings("turns: {residency: 200ms, maxTurn: 500ms, drain: {deadline: 300ms, onDeadline: wait}}")
+        .model(&SimModel { flags: "--itl 20ms", ..SimModel::new("first") })
+        .model(&SimModel::new("second"))
+        .start();
+    assert!(gateway.client().chat("first", true, 1).is_whole_stream());
+    let stream = gateway.client().open_stream("first", 150);
+    let second = gateway.client().open_chat("second", true, 1);
+    gateway.until_logged("the drain has passed its deadline");
+    assert!(stream.rest().is_whole_stream() && second.rest().is_whole_stream());
+    let metrics = gateway.admin().get("/metrics").text();
+    assert!(metrics.contains("rouse_drain_deadlines_passed_total{model=\"first\"} 1\n"), "{metrics}");
+}
+
+#[test]
 fn a_client_who_alternates_between_two_models_waits_for_the_engines_alone() {
     let gateway = GatewayFixture::new(&["1200Mi"])
         .model(&SimModel::new("first"))

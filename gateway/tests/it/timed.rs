@@ -10,8 +10,6 @@ mod fairness;
 mod flood;
 #[allow(dead_code, reason = "shared by two programs")]
 mod live;
-#[path = "../cluster/machine_load.rs"]
-mod machine_load;
 mod rehearsal;
 #[allow(dead_code, reason = "shared by two programs")]
 mod support;

@@ -65,7 +65,7 @@ impl Planner {
         // The turn starts at the last known use, and the idle clock continues.
         engine.turn_start = found.last_lease_end.max(found.started).min(now);
         engine.probe_state = ProbeState::NotReady;
-        // The stop of a sleeper counts from when it fell asleep: not later than now, not before its last use.
+        // Nobody knows when a sleeper fell asleep: not before its last use.
         engine.since = if matches!(state, LifecycleState::Asleep { .. }) { engine.turn_start } else { now };
         engine.state = state;
         let bytes = self.observed_need(&engine);

@@ -165,7 +165,6 @@ impl PlanBuilder<'_> {
     fn advance_asleep(&mut self, id: &EngineId, level: SleepLevel) {
         let Some(e) = self.engine(id) else { return };
         let (engine, generation) = (id.clone(), e.generation);
-        let unused = e.idle_since().max(e.since);
         if self.is_unwanted(id) || self.planner.lost_accelerator(id).is_some() || self.ordered_stop(id) {
             return self.stop(id);
         }
@@ -186,7 +185,7 @@ impl PlanBuilder<'_> {
         let stop_after = self.planner.engine_spec(id).and_then(|s| s.idle.stop_after);
         let wanted =
             self.waiting(&id.model) > 0 || e.pending_reservation.is_some() || self.planner.is_kept_awake(id);
-        let due = stop_after.is_some_and(|after| unused + after <= self.now);
+        let due = stop_after.is_some_and(|after| e.idle_since() + after <= self.now);
         if due && !wanted && !self.is_wanted_by_dependents(id) {
             self.stop(id);
         }

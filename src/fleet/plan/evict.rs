@@ -24,7 +24,7 @@ use crate::{
         plan::{PlanBuilder, Planner, place::PlacementCandidate},
         state::ledger::amount::ResourceAmount,
     },
-    model::{AcceleratorId, EngineId, EvictionPolicy, ProtectionPolicy, SleepLevel},
+    model::{AcceleratorId, EngineId, EvictionPolicy, ModelSpec, ProtectionPolicy, SleepLevel},
     units::{Bytes, Millis, Tick},
 };
 
@@ -242,9 +242,7 @@ impl PlanBuilder<'_> {
         match settings.eviction_of(spec) {
             EvictionPolicy::Never => None,
             EvictionPolicy::Cooldown => {
-                let after = spec.idle.sleep_after?;
-                let idle = self.planner.idle_at(e, after).is_some_and(|at| at <= self.now);
-                (self.planner.in_use_count(e) == 0 && idle).then_some(false)
+                (self.planner.in_use_count(e) == 0 && self.is_cooldown_over(e, spec)).then_some(false)
             }
             EvictionPolicy::Residency if self.planner.is_spare(e) => Some(self.planner.in_use_count(e) > 0),
             EvictionPolicy::Residency => {
@@ -255,6 +253,21 @@ impl PlanBuilder<'_> {
                 evictable.then_some(used)
             }
         }
+    }
+
+    /// Whether the engine has been idle for its model's cooldown.
+    fn is_cooldown_over(&self, e: &Engine, spec: &ModelSpec) -> bool {
+        let idle_at = spec.idle.sleep_after.and_then(|after| self.planner.idle_at(e, after));
+        idle_at.is_some_and(|at| at <= self.now)
+    }
+
+    /// Whether policy allows that this engine, asleep for its rehearsal, stays asleep for another model.
+    pub(in crate::fleet) fn may_stay_asleep(&self, e: &Engine) -> bool {
+        self.planner.engine_spec(&e.id).is_none_or(|spec| match self.planner.settings.eviction_of(spec) {
+            EvictionPolicy::Never => false,
+            EvictionPolicy::Cooldown => self.is_cooldown_over(e, spec),
+            EvictionPolicy::Residency => true,
+        })
     }
 
     /// Whether this idle engine must stay although a further replica of another model needs its place.

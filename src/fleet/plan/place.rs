@@ -177,8 +177,13 @@ impl PlanBuilder<'_> {
         if !self.may_ever_be_evicted(e) {
             return ResourceAmount::default();
         }
-        let units = if self.may_ever_stop(e) { account.units_taken.of(&e.id) } else { 0 };
-        ResourceAmount { bytes: account.booked_by(&e.id), units }
+        let (bytes, units) = (account.booked_by(&e.id), account.units_taken.of(&e.id));
+        if self.may_ever_stop(e) {
+            return ResourceAmount { bytes, units };
+        }
+        // One that is winding down may end instead.
+        let residue = if e.state.is_winding_down() { Bytes::ZERO } else { self.planner.residue_of(&e.id) };
+        ResourceAmount { bytes: bytes.saturating_sub(residue), units: 0 }
     }
 
     fn may_ever_be_evicted(&self, e: &Engine) -> bool {
@@ -187,8 +192,13 @@ impl PlanBuilder<'_> {
         };
         let by_idleness = spec.idle.sleep_after.is_some() || spec.idle.stop_after.is_some();
         let eviction = self.planner.settings.eviction_of(spec);
-        let evictable_itself =
-            !self.planner.is_kept_awake(&e.id) && (by_idleness || eviction == EvictionPolicy::Residency);
+        let by_policy = match eviction {
+            EvictionPolicy::Residency => true,
+            // A sleeper is stopped at once.
+            EvictionPolicy::Cooldown => matches!(e.state, LifecycleState::Asleep { .. }),
+            EvictionPolicy::Never => false,
+        };
+        let evictable_itself = !self.planner.is_kept_awake(&e.id) && (by_idleness || by_policy);
         e.state.is_winding_down() || (evictable_itself && self.may_dependents_ever_be_evicted(e))
     }
 

@@ -190,7 +190,7 @@ impl PlanBuilder<'_> {
     /// Whether this engine, asleep for its rehearsal, wakes again.
     ///
     /// It stays asleep if a dependency no longer serves or is no longer configured. It also does if an operator ordered
-    /// that or another model waits for its memory, unless something waits for this engine.
+    /// that, or if another model waits for its memory and may have it, unless something waits for this engine.
     pub(in crate::fleet) fn wakes_from_rehearsal(&self, e: &Engine) -> bool {
         if e.rehearsal != SleepRehearsal::Underway
             || self.planner.shutdown.is_some()
@@ -200,7 +200,8 @@ impl PlanBuilder<'_> {
         }
         let is_needed =
             self.is_asked_for(e) || self.planner.is_kept_awake(&e.id) || self.is_wanted_by_dependents(&e.id);
-        is_needed || (self.ordered_sleep(&e.id).is_none() && !self.wanted_memory().is_wanted_from(e))
+        let gives_way = || self.wanted_memory().is_wanted_from(e) && self.may_stay_asleep(e);
+        is_needed || (self.ordered_sleep(&e.id).is_none() && !gives_way())
     }
 
     /// Wakes the engine from its rehearsal, once its residue is measured.

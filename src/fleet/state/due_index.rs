@@ -206,7 +206,7 @@ impl Planner {
                 let undisturbed = e.pending_reservation.is_none()
                     && e.releasing_since.is_none()
                     && !self.may_shrink_residue(e, spec);
-                let stopped = spec.idle.stop_after.map(|after| e.idle_since().max(e.since) + after);
+                let stopped = spec.idle.stop_after.map(|after| e.idle_since() + after);
                 (undisturbed && self.are_accelerators_usable(e, |_| true), stopped)
             }
             _ => (false, None),

@@ -59,7 +59,7 @@ pub struct InferenceModelStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub learned: Option<LearnedStatus>,
     /// When a request for the model last ended, as far as the gateways have reported. Written rarely: up to a tenth of
-    /// cooldownPeriod late, or 30s if that is longer.
+    /// cooldownPeriod late, or 30s if that is longer; and later if more than 100 models are in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_request_time: Option<Time>,
     /// What saturation last decided about the model.

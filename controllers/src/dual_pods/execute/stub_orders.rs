@@ -113,11 +113,13 @@ impl Executor {
         Ok(CommandReply::Done)
     }
 
-    /// Returns a client of the engine itself, for an order that no stub can refuse: only a confirmed leader sends it.
+    /// Returns a client of the engine itself, for an order that no stub can refuse: only a confirmed leader sends it, in
+    /// the term that decided on it.
     ///
     /// Waits for a late renewal, because the pairing logic counts an unsent command as failed and stops the engine.
     async fn direct_adapter(&self, context: &CommandContext) -> Result<Adapter, ExecutionError> {
         self.writer.wait_leadership().await?;
+        self.writer.leadership_in(context.command.epoch.0)?;
         failpoint::hit();
         adapter(context, None, ProbeTask::None)
     }

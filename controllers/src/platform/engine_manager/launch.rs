@@ -70,6 +70,7 @@ impl EngineManager {
             id: id.clone(),
             generation,
             placement: Arc::clone(&placement),
+            epoch: self.epoch(),
             located: AtomicBool::new(false),
             ordered: OnceLock::new(),
         };

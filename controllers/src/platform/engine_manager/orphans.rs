@@ -3,15 +3,17 @@
 //! A model can become invalid, lose a variant, or move to where no pool is, while its engine runs. The leader at that
 //! time stops the engine. A later leader finds Pods that its fleet does not know.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::{Api, ResourceExt as _};
+use rouse_net::stub_api::Epoch;
 use serde_json::json;
 
 use super::EngineManager;
 use crate::{
     crd::ledger::ObjectName,
+    engine_pod::EnginePod,
     platform::{
         KubernetesContext, engine_task::RetryBackoff, ledger_writer::LedgerChange,
         takeover::EngineReservation,
@@ -25,10 +27,11 @@ impl EngineManager {
     pub(in crate::platform) fn scale_down_orphans(&mut self) {
         let placements = self.shared.placements();
         let orphans = self.pods.values().filter(|pod| placements.of_pod(pod).is_none());
-        let deployments: BTreeSet<ObjectName> = orphans.filter_map(|pod| pod.deployment.clone()).collect();
-        for deployment in deployments {
+        let of_deployment = |pod: &Arc<EnginePod>| Some((pod.deployment.clone()?, Arc::clone(pod)));
+        let deployments: BTreeMap<ObjectName, Arc<EnginePod>> = orphans.filter_map(of_deployment).collect();
+        for (deployment, pod) in deployments {
             tracing::info!(%deployment, "scaling the Deployment to zero: its model or variant is not served");
-            self.tasks.spawn(scale_to_zero(Arc::clone(&self.shared), deployment));
+            self.tasks.spawn(scale_to_zero(Arc::clone(&self.shared), deployment, pod, self.epoch()));
         }
     }
 
@@ -57,16 +60,20 @@ impl EngineManager {
     }
 }
 
-/// Retries until the Deployment has no replicas, or is gone.
-async fn scale_to_zero(shared: Arc<KubernetesContext>, name: ObjectName) {
+/// Retries until the Deployment of this Pod has no replicas, is gone, or is that of a served model again.
+async fn scale_to_zero(shared: Arc<KubernetesContext>, name: ObjectName, pod: Arc<EnginePod>, epoch: Epoch) {
     let api: Api<Deployment> = Api::namespaced(shared.client.clone(), &name.namespace);
     let mut pauses = RetryBackoff::new();
     loop {
         let ended = async {
-            let epoch = shared.writer.leadership()?.epoch;
+            shared.writer.leadership_in(epoch)?;
             let Some(found) = shared.writer.get_for_write(&api, &name.name, epoch).await? else {
                 return Ok(());
             };
+            // After the read: a scaler that has written since then makes this version stale.
+            if shared.placements().of_pod(&pod).is_some() {
+                return Ok(());
+            }
             let none = json!({
                 "metadata": {
                     "resourceVersion": found.resource_version(),

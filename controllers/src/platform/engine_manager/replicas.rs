@@ -75,7 +75,14 @@ impl EngineManager {
         let (desired, desired_rx) = watch::channel(desired);
         let (applied_tx, applied) = watch::channel(0);
         let shared = Arc::clone(&self.shared);
-        self.tasks.spawn(deployment_scaler::run(shared, deployment.clone(), desired_rx, applied_tx, first));
+        self.tasks.spawn(deployment_scaler::run(
+            shared,
+            deployment.clone(),
+            self.epoch(),
+            desired_rx,
+            applied_tx,
+            first,
+        ));
         self.scalers.insert(deployment.clone(), DeploymentScaler { labels, desired, applied });
     }
 
@@ -99,8 +106,8 @@ impl EngineManager {
             let is_on_slots = scaler.desired.borrow().placement.slots.is_some();
             self.scalers.remove(deployment);
             if is_on_slots {
-                self.tasks
-                    .spawn(deployment_scaler::delete_unused(Arc::clone(&self.shared), deployment.clone()));
+                let (shared, epoch) = (Arc::clone(&self.shared), self.epoch());
+                self.tasks.spawn(deployment_scaler::delete_unused(shared, deployment.clone(), epoch));
             }
         }
     }

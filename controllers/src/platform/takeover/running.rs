@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt as _, stream};
 use rouse::{model::EngineId, units::Generation};
-use rouse_net::adapter::EngineHealth;
+use rouse_net::{adapter::EngineHealth, stub_api::Epoch};
 use rouse_platform::engine_client::EngineClient;
 use tokio::time;
 
@@ -92,15 +92,20 @@ fn keep_newer(all: &mut BTreeMap<EngineId, RunningEngine>, running: RunningEngin
 /// Asks these engines, in a task of its own.
 pub(super) fn ask(
     shared: &Arc<KubernetesContext>,
+    epoch: Epoch,
     engines: Vec<RunningEngine>,
 ) -> TakeoverTask<Vec<RunningEngine>> {
     let shared = Arc::clone(shared);
-    TakeoverTask::start(async move { ask_all(&shared, engines).await })
+    TakeoverTask::start(async move { ask_all(&shared, epoch, engines).await })
 }
 
-async fn ask_all(shared: &Arc<KubernetesContext>, engines: Vec<RunningEngine>) -> Vec<RunningEngine> {
+async fn ask_all(
+    shared: &Arc<KubernetesContext>,
+    epoch: Epoch,
+    engines: Vec<RunningEngine>,
+) -> Vec<RunningEngine> {
     let answers = stream::iter(engines)
-        .map(|running| check_engine(shared, running))
+        .map(|running| check_engine(shared, epoch, running))
         .buffer_unordered(MAX_CONCURRENT_CHECKS);
     answers.collect().await
 }
@@ -113,9 +118,13 @@ enum StubCheck {
 }
 
 /// Announces the new leader to the stub, and checks whether the engine serves.
-async fn check_engine(shared: &Arc<KubernetesContext>, mut running: RunningEngine) -> RunningEngine {
+async fn check_engine(
+    shared: &Arc<KubernetesContext>,
+    epoch: Epoch,
+    mut running: RunningEngine,
+) -> RunningEngine {
     let check = async {
-        let epoch = shared.writer.leadership().ok()?.epoch;
+        shared.writer.leadership_in(epoch).ok()?;
         let token = shared.sidecar.key.token(&running.placement.owner);
         let spi = SocketAddr::new(running.address.ip(), SPI_PORT);
         let stub = StubClient::new(spi, Some(token), epoch, running.generation);
@@ -144,7 +153,7 @@ async fn check_engine(shared: &Arc<KubernetesContext>, mut running: RunningEngin
     };
     let (ready, location) = tokio::join!(
         time::timeout(CHECK_TIMEOUT, check),
-        time::timeout(CHECK_TIMEOUT, locate(shared, &running))
+        time::timeout(CHECK_TIMEOUT, locate(shared, epoch, &running))
     );
     let check = ready.ok().flatten();
     (running.ready, running.unauthorized) =
@@ -156,8 +165,12 @@ async fn check_engine(shared: &Arc<KubernetesContext>, mut running: RunningEngin
     running
 }
 
-async fn locate(shared: &Arc<KubernetesContext>, running: &RunningEngine) -> Option<ReservationLocation> {
-    let epoch = shared.writer.leadership().ok()?.epoch;
+async fn locate(
+    shared: &Arc<KubernetesContext>,
+    epoch: Epoch,
+    running: &RunningEngine,
+) -> Option<ReservationLocation> {
+    shared.writer.leadership_in(epoch).ok()?;
     let token = shared.sidecar.key.token(&running.placement.owner);
     let stub = StubClient::new(
         SocketAddr::new(running.address.ip(), SPI_PORT),

@@ -1,15 +1,12 @@
 //! Examines NVIDIA's driver and its accelerators.
 
 use rouse::units::Bytes;
-use rouse_config::Config;
+use rouse_config::{Config, host::SystemFiles};
 use rouse_net::nvml::NvmlReading;
 
 use super::finding::DoctorFinding;
 use crate::{
-    cli::detect::{
-        accelerators::{DetectedAccelerator, DriverAnswer, Error, foreign_holders},
-        host::SystemFiles,
-    },
+    cli::detect::accelerators::{DetectedAccelerator, DriverAnswer, Error, foreign_holders},
     platform::local::names_owners,
 };
 

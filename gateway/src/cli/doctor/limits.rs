@@ -1,10 +1,9 @@
 //! Examines RAM and the limits that engines inherit.
 
 use rouse::{model::AcceleratorId, units::Bytes};
-use rouse_config::{Config, EngineKind};
+use rouse_config::{Config, EngineKind, host::HostMemory};
 
 use super::finding::DoctorFinding;
-use crate::cli::detect::host::HostMemory;
 
 const AREA: &str = "memory";
 /// Processes of one engine share memory of this size at least.

@@ -3,10 +3,10 @@
 use std::{fs, path::Path};
 
 use nix::unistd::{AccessFlags, access};
-use rouse_config::Config;
+use rouse_config::{Config, host::SystemFiles};
 
 use super::{finding::DoctorFinding, ports::RunningGateway};
-use crate::cli::{detect::host::SystemFiles, local_machine};
+use crate::cli::local_machine;
 
 const AREA: &str = "permissions";
 /// Where a unit for systemd may be, the strongest first.

@@ -1,14 +1,11 @@
 //! Examines the listeners' addresses and the ports of engines, and finds a running gateway.
 
-use rouse_config::{Config, DEFAULT_ADMIN_ADDRESS};
+use rouse_config::{Config, DEFAULT_ADMIN_ADDRESS, host::SystemFiles};
 use rouse_net::port;
 
 use super::finding::DoctorFinding;
 use crate::{
-    cli::{
-        client::{self, AdminClient, AdminEndpoint},
-        detect::host::SystemFiles,
-    },
+    cli::client::{self, AdminClient, AdminEndpoint},
     platform::local,
     serve,
 };

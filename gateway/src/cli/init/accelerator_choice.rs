@@ -1,12 +1,12 @@
 //! Decides what `accelerators` is.
 
 use rouse::units::Bytes;
+use rouse_config::host::HostMemory;
 use serde::Serialize;
 
 use super::estimate::round_up;
 use crate::cli::detect::{
     accelerators::{DriverAnswer, Error as DriverError},
-    host::HostMemory,
     programs::FoundProgram,
 };
 

@@ -27,6 +27,8 @@ pub(super) struct ConfigProposal {
     pub(super) models: Vec<ProposedModel>,
     pub(super) left_out: Vec<LeftOut>,
     pub(super) searched: Vec<String>,
+    /// Whether engines go on while the gateway restarts. `init` keeps that of a file that it replaces.
+    pub(super) leaves_engines: bool,
 }
 
 /// One entry of `models`.
@@ -68,7 +70,7 @@ impl ConfigProposal {
         for model in &snapshots {
             add(model.id.clone(), snapshot::propose(model, &accelerators, &programs));
         }
-        Self { accelerators, programs, models, left_out, searched }
+        Self { accelerators, programs, models, left_out, searched, leaves_engines: false }
     }
 }
 

@@ -42,6 +42,13 @@ pub(super) fn render(proposal: &ConfigProposal) -> String {
         "Both addresses are reachable from this machine only. Add `keys` before you open the first one.",
     );
     text.line(0, "listen: {api: 127.0.0.1:8080, admin: 127.0.0.1:8180}");
+    if proposal.leaves_engines {
+        text.comment(
+            0,
+            "Kept from the file that was here: engines go on while the gateway restarts, and the next one adopts them.",
+        );
+        text.line(0, "shutdown: {engines: leave}");
+    }
     text.blank();
     render_accelerators(&mut text, proposal);
     render_sleep_memory(&mut text, proposal);

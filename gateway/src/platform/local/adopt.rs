@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use futures_util::{StreamExt, stream::FuturesUnordered};
+use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use rouse::{
     fleet::event::{AdoptedEngine, Event},
     model::{EngineId, SleepLevel},
@@ -25,9 +25,12 @@ use super::{
     state_store::{StoredEngine, StoredPhase},
 };
 
-/// Timeout of all probes of one engine. The whole adoption takes little longer, because engines are probed
-/// concurrently.
+/// Timeout of all probes of one engine. Engines are probed concurrently.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(1200);
+
+/// Longest wait for killed processes to end. Their memory is not booked, so nothing may start there before it is free:
+/// the kernel takes seconds to release 100 GB of pinned RAM.
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 type AdoptedProcess = (Arc<LocalEngine>, ProcessGroup, LocalEngineStart);
 
@@ -207,18 +210,20 @@ async fn end_unrecorded(shared: &Arc<LocalContext>) {
         let marks = table::pids().filter_map(|pid| table::env_value(pid, MARK_VAR));
         marks.filter(|mark| mark.starts_with(&mark_prefix) && !known.contains(mark)).collect()
     };
-    for mark in task::spawn_blocking(find).await.unwrap_or_default() {
+    let marks = task::spawn_blocking(find).await.unwrap_or_default();
+    join_all(marks.into_iter().map(|mark| {
         tracing::warn!(%mark, "left over processes belong to no recorded engine, stopping them");
-        clear(None, format!("{MARK_VAR}={mark}")).await;
-    }
+        clear(None, format!("{MARK_VAR}={mark}"))
+    }))
+    .await;
 }
 
-/// Kills the processes of a group or mark, within a timeout.
+/// Kills the processes of a group or mark, and waits until they have ended or the timeout is over.
 ///
 /// A process that cannot die (its driver hangs) must not keep the gateway from serving. Its memory shows on the meter
 /// as in use, and the next start tries again.
 async fn clear(group: Option<i32>, mark: String) {
-    let cleared = time::timeout(PROBE_TIMEOUT, process::kill_all(group, mark.clone())).await;
+    let cleared = time::timeout(KILL_TIMEOUT, process::kill_all(group, mark.clone())).await;
     if cleared.is_err() {
         tracing::error!(?group, %mark, "engine processes still run after SIGKILL");
     }

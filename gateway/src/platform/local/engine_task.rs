@@ -56,7 +56,7 @@ pub(super) struct LocalEngine {
 pub(super) async fn run(
     local_engine: Arc<LocalEngine>,
     process: ProcessGroup,
-    mut commands: mpsc::Receiver<LocalEngineCommand>,
+    mut commands: mpsc::UnboundedReceiver<LocalEngineCommand>,
     start: LocalEngineStart,
 ) {
     // A probe has a slot of its own: the fleet orders it on `Ready`, before the step that sent `Ready` has ended.
@@ -132,7 +132,7 @@ pub(super) async fn run(
 async fn reap(
     local_engine: &LocalEngine,
     process: ProcessGroup,
-    commands: mpsc::Receiver<LocalEngineCommand>,
+    commands: mpsc::UnboundedReceiver<LocalEngineCommand>,
     stopping: bool,
     ready: bool,
 ) {

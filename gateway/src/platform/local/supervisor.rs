@@ -29,10 +29,6 @@ const LOG_TRIM_INTERVAL: Duration = Duration::from_secs(10);
 /// latest.
 const STATE_SAVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Commands that may wait for an engine's task: more than the fleet has outstanding for an engine. The task takes them
-/// at once, except while it starts or ends the process.
-pub(super) const MAX_PENDING_ENGINE_COMMANDS: usize = 16;
-
 /// Routes each command to its engine's task. See [`super`].
 pub(super) struct LocalSupervisor {
     shared: Arc<LocalContext>,
@@ -40,10 +36,24 @@ pub(super) struct LocalSupervisor {
     tasks: JoinSet<()>,
 }
 
+/// Makes the queue of an engine's task.
+///
+/// The task takes commands at once, except while it starts or ends the process. The kernel may hold that up for hours (a
+/// program on a lost network drive, a worker in a driver), and meanwhile the fleet repeats a stop a few times a minute.
+/// This must delay no other engine.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a full queue would hold up all engines, and the fleet sends few commands"
+)]
+fn engine_command_queue()
+-> (mpsc::UnboundedSender<LocalEngineCommand>, mpsc::UnboundedReceiver<LocalEngineCommand>) {
+    mpsc::unbounded_channel()
+}
+
 /// Handle of one engine generation's task. Its sender is closed once the process is gone.
 struct EngineTaskHandle {
     generation: Generation,
-    commands: mpsc::Sender<LocalEngineCommand>,
+    commands: mpsc::UnboundedSender<LocalEngineCommand>,
 }
 
 impl LocalSupervisor {
@@ -79,7 +89,7 @@ impl LocalSupervisor {
         }
         for (local_engine, process, start) in adopt::adopt_all(&self.shared).await {
             let (id, generation) = (local_engine.client.id.clone(), local_engine.client.generation);
-            let (orders, received) = mpsc::channel(MAX_PENDING_ENGINE_COMMANDS);
+            let (orders, received) = engine_command_queue();
             self.tasks.spawn(engine_task::run(local_engine, process, received, start));
             self.engine_tasks.insert(id, EngineTaskHandle { generation, commands: orders });
         }
@@ -136,7 +146,7 @@ impl LocalSupervisor {
             self.shared.common.send_event(Event::StartFailed { engine, generation, cause }).await;
             return;
         }
-        let (orders, received) = mpsc::channel(MAX_PENDING_ENGINE_COMMANDS);
+        let (orders, received) = engine_command_queue();
         let shared = Arc::clone(&self.shared);
         let id = engine.clone();
         self.tasks.spawn(async move {
@@ -150,8 +160,6 @@ impl LocalSupervisor {
     }
 
     /// Sends a command to an engine task. If that generation has ended, sends the outcome of a vanished engine instead.
-    ///
-    /// Waits while the task has too many commands. The task never waits for this supervisor.
     async fn send_to_engine(
         &mut self,
         engine: EngineId,
@@ -160,7 +168,7 @@ impl LocalSupervisor {
     ) {
         let task = self.engine_tasks.get(&engine).filter(|task| task.generation == generation);
         if let Some(task) = task
-            && task.commands.send(command).await.is_ok()
+            && task.commands.send(command).is_ok()
         {
             return;
         }

@@ -38,6 +38,9 @@ use crate::{
 const MAX_REJECTED_CONNECTIONS: u32 = 64;
 const REJECT_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// The longest pause after an accept that failed for want of descriptors; a connection that ends cuts it short.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(500);
+
 /// A connection on its way to another core.
 pub(super) struct MovedConnection {
     stream: std::net::TcpStream,
@@ -59,7 +62,7 @@ pub(super) struct WorkerConnections {
     open: RefCell<BTreeMap<u64, Rc<ClientSocket>>>,
     next_id: Cell<u64>,
     /// Notified when a connection ends.
-    pub(super) connection_ended: Notify,
+    connection_ended: Notify,
 }
 
 impl WorkerConnections {
@@ -255,6 +258,23 @@ impl WorkerConnections {
         });
     }
 
+    /// Sends the shutdown stage to every open connection. Returns whether there is any.
+    pub(super) fn advance(&self, now: ShutdownStage) -> bool {
+        let sockets: Vec<_> = self.open.borrow().values().map(Rc::clone).collect();
+        for socket in &sockets {
+            if socket.stage() < now {
+                socket.set_stage(now);
+            }
+        }
+        !sockets.is_empty()
+    }
+
+    /// Waits after a failed accept. The socket stays readable, so an immediate retry would spin.
+    pub(super) async fn wait_after_accept_error(&self, error: &io::Error) {
+        tracing::warn!(%error, "cannot accept connections, retrying");
+        drop(tokio::time::timeout(ACCEPT_BACKOFF, self.connection_ended.notified()).await);
+    }
+
     /// Sends the shutdown stage to every connection until the last one has ended. This includes connections that other
     /// cores moved here just before they stopped accepting.
     pub(super) async fn drain(
@@ -266,14 +286,8 @@ impl WorkerConnections {
         loop {
             let ended = self.connection_ended.notified();
             let now = *stage.borrow_and_update();
-            let sockets: Vec<_> = self.open.borrow().values().map(Rc::clone).collect();
-            if sockets.is_empty() && !more {
+            if !self.advance(now) && !more {
                 return;
-            }
-            for socket in sockets {
-                if socket.stage() < now {
-                    socket.set_stage(now);
-                }
             }
             tokio::select! {
                 arrived = moved.recv(), if more => match arrived {

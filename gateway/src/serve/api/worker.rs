@@ -1,7 +1,8 @@
 //! One serving thread: accepts connections until the gateway drains, and executes the tasks of the admin API.
 
-use std::{io, rc::Rc, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, pin::pin, rc::Rc, sync::Arc};
 
+use rouse_net::accept::{accept_queued, is_transient};
 use tokio::{
     net::{TcpListener, TcpStream},
     runtime::{LocalOptions, LocalRuntime},
@@ -20,8 +21,6 @@ use crate::{
     },
 };
 
-/// The longest pause after an accept that failed for want of descriptors; a connection that ends cuts it short.
-const ACCEPT_BACKOFF: Duration = Duration::from_millis(500);
 /// Threads beside a serving thread, for large bodies. Their work never blocks, so more of them would only share the
 /// same cores; `limits.bodyTotal` bounds the backlog.
 pub(super) const MAX_BLOCKING_THREADS: usize = 4;
@@ -142,11 +141,8 @@ async fn accept(
             Ok((stream, peer)) => connections.assign_core(stream, peer, peers),
             Err(error) if is_transient(&error) => {}
             Err(error) => {
-                tracing::warn!(%error, "cannot accept connections, retrying");
-                // The socket stays readable, so an immediate retry would spin.
-                let pause = tokio::time::timeout(ACCEPT_BACKOFF, connections.connection_ended.notified());
                 tokio::select! {
-                    _ = pause => {}
+                    () = connections.wait_after_accept_error(&error) => {}
                     // Connections that other cores accepted need not wait for that.
                     Some(moved) = moved.recv() => connections.serve_moved(moved, ShutdownStage::Serving),
                 }
@@ -156,23 +152,24 @@ async fn accept(
     // Bypass the poller, which may not have reported the last connections, and which limits a task to about a hundred
     // accepts.
     let Ok(listener) = listener.into_std() else { return };
+    let serve = |(stream, peer): (std::net::TcpStream, SocketAddr)| {
+        if let Ok(stream) = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)) {
+            connections.serve_here(stream, peer, ShutdownStage::Draining);
+        }
+    };
+    let pause = async |error: io::Error| {
+        // Idle connections end then, and free the descriptor that is missing.
+        connections.advance(ShutdownStage::Draining);
+        connections.wait_after_accept_error(&error).await;
+        connections.advance(ShutdownStage::Draining)
+    };
+    let mut accepting = pin!(accept_queued(|| listener.accept(), serve, pause));
     loop {
-        match listener.accept() {
-            Ok((stream, peer)) => {
-                if let Ok(stream) = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)) {
-                    connections.serve_here(stream, peer, ShutdownStage::Draining);
-                }
-            }
-            Err(error) if is_transient(&error) => {}
-            Err(_) => return,
+        tokio::select! {
+            biased;
+            () = &mut accepting => break,
+            Some(moved) = moved.recv() => connections.serve_moved(moved, ShutdownStage::Draining),
+            _ = stage.wait_for(|stage| *stage == ShutdownStage::Terminating) => break,
         }
     }
-}
-
-/// Whether the peer was gone before the accept.
-fn is_transient(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::Interrupted
-    )
 }

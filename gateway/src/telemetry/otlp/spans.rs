@@ -171,7 +171,7 @@ fn path(record: &RequestRecord) -> &str {
 fn route(label: &str, path: &str) -> Option<&'static str> {
     const PATTERNS: [(&str, &str); 2] =
         [("/v1/models/", "/v1/models/{id}"), ("/engines/", "/engines/{model}/{rest}")];
-    const FIXED: [&str; 20] = [
+    const FIXED: [&str; 21] = [
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/embeddings",
@@ -180,6 +180,7 @@ fn route(label: &str, path: &str) -> Option<&'static str> {
         "/rerank",
         "/v2/rerank",
         "/v1/score",
+        "/score",
         "/v1/moderations",
         "/v1/images/generations",
         "/v1/audio/speech",

@@ -1,4 +1,4 @@
-//! Reads how much RAM this process and its engines may use.
+//! Reads how much RAM this process and its engines may use, and other files of the system.
 
 use std::{
     fs,
@@ -9,20 +9,23 @@ use rouse::units::Bytes;
 
 /// The system's files; a test has them below a folder of its own.
 #[derive(Clone, Debug)]
-pub(in crate::cli) struct SystemFiles(PathBuf);
+pub struct SystemFiles(PathBuf);
 
 impl SystemFiles {
-    #[cfg(test)]
-    pub(in crate::cli) fn below(root: &Path) -> Self {
+    #[must_use]
+    pub fn below(root: &Path) -> Self {
         Self(root.to_owned())
     }
 
     /// Returns where the file with this absolute path is.
-    pub(in crate::cli) fn path(&self, absolute: &str) -> PathBuf {
+    #[must_use]
+    pub fn path(&self, absolute: &str) -> PathBuf {
         self.0.join(absolute.trim_start_matches('/'))
     }
 
-    pub(in crate::cli) fn read(&self, absolute: &str) -> Option<String> {
+    /// Returns the file's text; `None` if it cannot be read.
+    #[must_use]
+    pub fn read(&self, absolute: &str) -> Option<String> {
         fs::read_to_string(self.path(absolute)).ok()
     }
 }
@@ -35,15 +38,16 @@ impl Default for SystemFiles {
 
 /// RAM of this machine, and the part of it that is allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::cli) struct HostMemory {
-    pub(in crate::cli) total: Bytes,
+pub struct HostMemory {
+    pub total: Bytes,
     /// The lowest limit of the control groups that this process is in.
-    pub(in crate::cli) limit: Option<Bytes>,
+    pub limit: Option<Bytes>,
 }
 
 impl HostMemory {
     /// Reads RAM and limits; `None` if the kernel does not report the RAM.
-    pub(in crate::cli) fn read(files: &SystemFiles) -> Option<Self> {
+    #[must_use]
+    pub fn read(files: &SystemFiles) -> Option<Self> {
         let text = files.read("/proc/meminfo")?;
         let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
         let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
@@ -52,7 +56,8 @@ impl HostMemory {
     }
 
     /// Returns what may be used: all of the RAM, or less in a control group with a limit.
-    pub(in crate::cli) fn usable(&self) -> Bytes {
+    #[must_use]
+    pub fn usable(&self) -> Bytes {
         self.limit.map_or(self.total, |limit| limit.min(self.total))
     }
 }
