@@ -11,11 +11,12 @@ use serde::{Deserialize, Serialize};
 use crate::{
     fault::FailureCause,
     fleet::{command::CloseReason, quote::TimeEstimate},
-    model::{AcceleratorId, EngineId, EngineTimeouts, ModelSpec},
+    model::{AcceleratorId, EngineId},
     units::{Bytes, Generation, Millis, Tick},
 };
 
 pub mod backoff;
+mod deadlines;
 pub mod idle_gaps;
 pub mod last_outcome;
 pub mod rehearsal;
@@ -170,17 +171,8 @@ pub struct Engine {
 /// Then it counts as not falling asleep. vLLM answers the order once it sleeps, and reports so from then on. An engine
 /// that answers earlier gets this much time.
 pub const SLEEP_DENIAL_TIMEOUT: Millis = Millis::secs(2);
-/// An engine that stays awake for this long has its failures reset.
-const FAILURE_RESET_AFTER: Millis = Millis::secs(60);
-/// A canary or probe without any byte fails this long after its exchange should have timed out.
-const PROBE_SLACK: Millis = Millis::secs(10);
 /// An ejected engine is tried with one request; it gets no other before that request's outcome.
 pub const TRIAL_IN_FLIGHT: Tick = Tick(u64::MAX);
-/// After this many failed starts in a row, a spare engine starts only every [`SPARE_RETRY_INTERVAL`].
-const MAX_FREQUENT_SPARE_STARTS: u32 = 5;
-const SPARE_RETRY_INTERVAL: Millis = Millis::secs(600);
-/// How long a failure counts against the next start of an engine that has not served since.
-const FAILURE_MEMORY: Millis = Millis::secs(600);
 /// A stop without effect is repeated this long after its grace.
 pub const STOP_RETRY_AFTER: Millis = Millis::secs(20);
 
@@ -370,66 +362,6 @@ impl Engine {
         matches!(self.state, LifecycleState::Launching | LifecycleState::Loading) && !self.profiled
     }
 
-    /// When the present state must have ended. `reserved`: bytes reserved on one accelerator, or in the pool.
-    #[must_use]
-    pub fn deadline(
-        &self,
-        spec: Option<&ModelSpec>,
-        reserved: Bytes,
-        timeouts: &EngineTimeouts,
-    ) -> Option<Tick> {
-        // Moving memory takes time in proportion to its size; a second per GiB is several times what slow hosts need.
-        let moving = Millis::secs(reserved.0 >> 30);
-        let by = match &self.state {
-            LifecycleState::Launching | LifecycleState::Loading => {
-                self.startup_began + spec.map_or(Millis::secs(480), |s| s.start_timeout)
-            }
-            LifecycleState::Waking { .. } => self.since + timeouts.wake + moving,
-            LifecycleState::FallingAsleep { .. } => self.since + timeouts.sleep + moving,
-            _ => return None,
-        };
-        match self.probe_state {
-            ProbeState::InFlight(sent) if self.state.is_starting() => {
-                Some(sent + timeouts.first_byte + PROBE_SLACK)
-            }
-            // The engine answers in time; a missing or disconnected first client is not its fault. Behind a closed stub
-            // gate it is as good as not started.
-            ProbeState::Due if self.state.is_starting() && !self.stub_gate_closed => None,
-            _ => Some(by),
-        }
-    }
-
-    /// When earlier failures of an awake engine no longer count; `None` if there are none.
-    #[must_use]
-    pub fn recovers_at(&self) -> Option<Tick> {
-        let recovers = self.failures > 0 && self.state == LifecycleState::Awake;
-        recovers.then(|| self.turn_start + FAILURE_RESET_AFTER)
-    }
-
-    /// When the engine may start as a spare, without waiters of its own.
-    #[must_use]
-    pub fn spare_start_at(&self) -> Tick {
-        let throttled = self.failures_since_serving >= MAX_FREQUENT_SPARE_STARTS && !self.state.has_process();
-        if throttled { self.since + SPARE_RETRY_INTERVAL } else { Tick(0) }
-    }
-
-    /// Whether the engine has failed since it last served, and that still counts against its next start.
-    #[must_use]
-    pub fn has_failed_recently(&self, now: Tick) -> bool {
-        let is_recent = self.last_outcome.as_ref().is_some_and(|last| now < last.at + FAILURE_MEMORY);
-        matches!(self.state, LifecycleState::Backoff { .. })
-            || (self.failures_since_serving > 0 && is_recent)
-            || self.spare_start_at() > now
-    }
-
-    /// When the engine counts as hung: health has failed for half the progress timeout, and nothing moved for all of
-    /// it.
-    #[must_use]
-    pub fn hung_at(&self, timeouts: &EngineTimeouts) -> Option<Tick> {
-        let failing = self.failing_since? + Millis(timeouts.progress.0 / 2);
-        Some(failing.max(self.last_progress.max(self.turn_start) + timeouts.progress))
-    }
-
     /// Marks the engine as unusable: its leases are revoked, then it is stopped.
     pub fn fail(&mut self, cause: FailureCause, now: Tick) {
         let drained = self.admission == Admission::Closed && self.leases == 0;
@@ -470,7 +402,6 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::FleetSettings;
 
     /// The stub turned away two requests and opened after the first, with no plan in between.
     #[test]
@@ -484,18 +415,5 @@ mod tests {
         (engine.stub_gate_closed, engine.stub_gate_watched) = (false, false);
         engine.record_stub_gate_closed();
         assert!(engine.must_await_stub());
-    }
-
-    #[test]
-    fn a_canary_has_as_long_as_its_exchange_and_waiting_for_one_has_no_end() {
-        let timeouts = FleetSettings::default().timeouts;
-        let mut engine = Engine::new(EngineId::new("m".into(), 0), Tick(0));
-        engine.state = LifecycleState::Loading;
-        let due = |engine: &Engine| engine.deadline(None, Bytes::ZERO, &timeouts);
-        assert!(due(&engine).is_some());
-        engine.probe_state = ProbeState::Due;
-        assert_eq!(due(&engine), None);
-        engine.probe_state = ProbeState::InFlight(Tick(5));
-        assert!(due(&engine).is_some_and(|at| at > Tick(5) + timeouts.first_byte));
     }
 }

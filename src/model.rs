@@ -60,7 +60,8 @@ pub struct ModelSpec {
     pub explicit_memory: bool,
     /// Whether this kind of engine supports sleep and wake.
     pub can_sleep: bool,
-    /// Changes with all that an engine gets at its start (command, environment, kind, sizes in it): an engine with another fingerprint is outdated.
+    /// Changes with all that an engine gets at its start (command, environment, kind, sizes in the command): an engine
+    /// with another fingerprint is outdated.
     pub fingerprint: u64,
     /// When its engines may be evicted; `None` uses [`FleetSettings::eviction`].
     #[serde(default, skip_serializing_if = "Option::is_none")]

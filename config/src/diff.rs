@@ -12,7 +12,8 @@ pub struct ConfigDiff {
     pub removed: Vec<ModelName>,
     /// Same engine with another policy, which takes effect at once.
     pub changed: Vec<ModelName>,
-    /// Another command, environment or kind, or another size that the command has a placeholder for. Running engines are outdated, and replaced when they sleep or stop.
+    /// Another command, environment or kind, or another size that the command has a placeholder for. Running engines
+    /// are outdated, and replaced.
     pub outdated: Vec<ModelName>,
     /// Top-level keys that take effect at once.
     pub settings: Vec<&'static str>,

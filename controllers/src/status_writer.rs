@@ -9,6 +9,7 @@ mod last_requests;
 mod nodes;
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
@@ -280,16 +281,23 @@ impl StatusWriter {
 
     /// Returns what the status says of the model's engines.
     ///
-    /// A rejected model may still have engines, which finish their requests. Other gateways take an engine that no status
-    /// lists for gone, and cut its requests.
-    fn facts_for(&self, object: &ObjectName, model: ResolvedModel<'_>, resolved: &Resolved) -> ModelFacts {
+    /// A rejected model may still have engines, which finish their requests. Other gateways take an engine that no
+    /// status lists for gone, and cut its requests.
+    fn facts_for(
+        &self,
+        object: &ObjectName,
+        model: ResolvedModel<'_>,
+        resolved: &Resolved,
+    ) -> Cow<'_, ModelFacts> {
         match model {
-            ResolvedModel::Served(served) => self.facts.get(&served.spec.name).cloned().unwrap_or_default(),
+            ResolvedModel::Served(served) => {
+                self.facts.get(&served.spec.name).map_or_else(Cow::default, Cow::Borrowed)
+            }
             ResolvedModel::Rejected(rejected) => {
                 let is_its = resolved.unserved.get(&rejected.model) == Some(object);
                 let known = self.facts.get(&rejected.model).filter(|_| is_its);
                 let engines = known.map(|facts| facts.engines.clone()).unwrap_or_default();
-                ModelFacts { engines, ..ModelFacts::default() }
+                Cow::Owned(ModelFacts { engines, ..ModelFacts::default() })
             }
         }
     }
@@ -308,10 +316,11 @@ impl StatusWriter {
             (None, Some(rejected)) => ResolvedModel::Rejected(rejected),
             (None, None) => return self.last_requests.forget(object),
         };
-        let facts = &self.facts_for(object, resolved_model, resolved);
         let stored = index.model_status(object);
         let now = self.clock.now();
-        let desired = status::model_status(resolved_model, facts, stored, now);
+        let facts = self.facts_for(object, resolved_model, resolved);
+        let desired = status::model_status(resolved_model, &facts, stored, now);
+        drop(facts);
         let patience = served.map_or(Millis::ZERO, |served| status::max_last_request_lag(&served.spec.idle));
         match status::model_difference(stored, &desired, patience) {
             StatusDifference::LastRequest if !self.last_requests.begin(object, now) => return,

@@ -1,8 +1,9 @@
 //! Moves bytes: requests to engines and their responses, and calls to engines, stubs and launchers.
 //!
 //! * [`lease`]: the gate of an engine, and the leases that requests hold on it.
-//! * [`server`]: the client's side of a request. [`relay`]: one exchange with an engine. [`openai`]: the bodies that both
-//!   sides send. [`tcp`], [`accept`] and [`backend_origin`]: the connections. [`yield_to_reactor`]: long work beside streams.
+//! * [`server`]: the client's side of a request. [`relay`]: one exchange with an engine. [`openai`]: the bodies that
+//!   both sides send. [`tcp`], [`accept`] and [`backend_origin`]: the connections. [`yield_to_reactor`]: long work beside
+//!   streams.
 //! * [`http_client`]: short calls. [`adapter`]: the sleep and wake calls of each kind of engine. [`engine_load`]: the
 //!   load that engines report. [`stub_api`]: the messages between gateway, stub and launcher.
 //! * [`process`], [`nvml`], [`accelerators_file`], [`fd_limit`], [`file_watch`], [`port`], [`timer`]: processes,

@@ -50,7 +50,8 @@ impl LastRequestPacer {
         self.waiting.first().is_some()
     }
 
-    /// When to look again who has a turn. Later than now, also if a model has its turn and all places for writes are taken.
+    /// When to look again who has a turn. Later than now, also if a model has its turn and all places for writes are
+    /// taken.
     pub(super) fn next_turn(&self, now: Tick) -> Option<Tick> {
         self.has_waiting().then(|| if self.next > now { self.next } else { now + INTERVAL })
     }

@@ -68,6 +68,27 @@ fn a_drain_that_passes_its_deadline_is_logged_and_counted_and_cuts_nobody() {
 }
 
 #[test]
+fn a_sleeper_that_is_stopped_for_another_model_is_counted_as_evicted() {
+    let gateway = GatewayFixture::new(&["1200Mi"])
+        .model(&SimModel { asleep: "512Mi", ..SimModel::new("first") })
+        .model(&SimModel::new("second"))
+        .start();
+    assert!(gateway.client().chat("first", true, 1).is_whole_stream());
+    assert_eq!(gateway.admin().post("/admin/v1/models/first/sleep?level=1", "").status, 202);
+    gateway.until("asleep", Duration::from_secs(10), || gateway.engine("first#0")["state"] == "Asleep(1)");
+    assert!(gateway.client().chat("second", true, 1).is_whole_stream());
+    let metrics = gateway.admin().get("/metrics").text();
+    for counted in [
+        "rouse_evictions_total{model=\"first\",transition=\"stop\"} 1\n",
+        "rouse_swaps_total 1\n",
+        "cause=\"operator\",model=\"first\",outcome=\"done\",transition=\"sleep\"} 1\n",
+        "cause=\"swap\",model=\"first\",outcome=\"done\",transition=\"stop\"} 1\n",
+    ] {
+        assert!(metrics.contains(counted), "{counted}{metrics}");
+    }
+}
+
+#[test]
 fn a_client_who_alternates_between_two_models_waits_for_the_engines_alone() {
     let gateway = GatewayFixture::new(&["1200Mi"])
         .model(&SimModel::new("first"))

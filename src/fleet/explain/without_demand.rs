@@ -72,8 +72,10 @@ impl Planner {
             LifecycleState::Asleep { level } => {
                 let since =
                     e.last_outcome.as_ref().map(|past| format!("; {}", past.describe())).unwrap_or_default();
-                let stopped = idle.and_then(|i| i.stop_after).map(|after| e.idle_since() + after);
-                let stopped = stopped.map(|at| format!("; will be stopped at {at}")).unwrap_or_default();
+                let stopped = idle
+                    .and_then(|idle| e.sleeper_stops_at(&idle))
+                    .map(|at| format!("; will be stopped at {at}"))
+                    .unwrap_or_default();
                 let never = self.impossible_reason(model).map(|reason| format!("; can never wake: {reason}"));
                 format!("asleep at level {}{since}{}{stopped}", level.number(), never.unwrap_or_default())
             }

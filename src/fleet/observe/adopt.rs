@@ -65,7 +65,7 @@ impl Planner {
         // The turn starts at the last known use, and the idle clock continues.
         engine.turn_start = found.last_lease_end.max(found.started).min(now);
         engine.probe_state = ProbeState::NotReady;
-        // Nobody knows when a sleeper fell asleep: not before its last use.
+        // A sleeper fell asleep at an unknown moment after its last use.
         engine.since = if matches!(state, LifecycleState::Asleep { .. }) { engine.turn_start } else { now };
         engine.state = state;
         let bytes = self.observed_need(&engine);

@@ -182,10 +182,10 @@ impl PlanBuilder<'_> {
         if self.wakes_from_rehearsal(e) {
             return self.end_rehearsal(id, level);
         }
-        let stop_after = self.planner.engine_spec(id).and_then(|s| s.idle.stop_after);
+        let stops_at = self.planner.engine_spec(id).and_then(|spec| e.sleeper_stops_at(&spec.idle));
         let wanted =
             self.waiting(&id.model) > 0 || e.pending_reservation.is_some() || self.planner.is_kept_awake(id);
-        let due = stop_after.is_some_and(|after| e.idle_since() + after <= self.now);
+        let due = stops_at.is_some_and(|at| at <= self.now);
         if due && !wanted && !self.is_wanted_by_dependents(id) {
             self.stop(id);
         }

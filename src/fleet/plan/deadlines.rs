@@ -84,8 +84,7 @@ impl Planner {
                 [Some(e.since + turns.drain_deadline), turn_end, None, None, None, None]
             }
             LifecycleState::Asleep { .. } => {
-                let stops = idle.and_then(|i| i.stop_after).map(|after| e.idle_since() + after);
-                [stops, None, None, None, None, None]
+                [idle.and_then(|idle| e.sleeper_stops_at(&idle)), None, None, None, None, None]
             }
             LifecycleState::Backoff { until, .. } => [Some(*until), None, None, None, None, None],
             LifecycleState::Cold => [Some(e.spare_start_at()), None, None, None, None, None],

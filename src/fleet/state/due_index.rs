@@ -206,8 +206,8 @@ impl Planner {
                 let undisturbed = e.pending_reservation.is_none()
                     && e.releasing_since.is_none()
                     && !self.may_shrink_residue(e, spec);
-                let stopped = spec.idle.stop_after.map(|after| e.idle_since() + after);
-                (undisturbed && self.are_accelerators_usable(e, |_| true), stopped)
+                let stops_at = e.sleeper_stops_at(&spec.idle);
+                (undisturbed && self.are_accelerators_usable(e, |_| true), stops_at)
             }
             _ => (false, None),
         };

@@ -52,7 +52,16 @@ const INFERENCE_PATHS: [(&str, InferenceRoute); 18] = [
 impl InferenceRoute {
     /// The route with exactly this path.
     pub(crate) fn from_path(path: &str) -> Option<Self> {
-        INFERENCE_PATHS.iter().find(|(known, _)| *known == path).map(|(_, inference)| *inference)
+        Self::known(path).map(|(_, inference)| inference)
+    }
+
+    /// The path itself, if a route has exactly this one.
+    pub(crate) fn known_path(path: &str) -> Option<&'static str> {
+        Self::known(path).map(|(known, _)| known)
+    }
+
+    fn known(path: &str) -> Option<(&'static str, Self)> {
+        INFERENCE_PATHS.into_iter().find(|(known, _)| *known == path)
     }
 
     /// Whether `stream: true` means server-sent events on this route.

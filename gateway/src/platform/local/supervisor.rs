@@ -38,9 +38,9 @@ pub(super) struct LocalSupervisor {
 
 /// Makes the queue of an engine's task.
 ///
-/// The task takes commands at once, except while it starts or ends the process. The kernel may hold that up for hours (a
-/// program on a lost network drive, a worker in a driver), and meanwhile the fleet repeats a stop a few times a minute.
-/// This must delay no other engine.
+/// The task takes commands at once, except while it starts or ends the process. The kernel may hold that up for hours
+/// (a program on a lost network drive, a worker in a driver), and meanwhile the fleet repeats a stop a few times a
+/// minute. This must delay no other engine.
 #[expect(
     clippy::disallowed_methods,
     reason = "a full queue would hold up all engines, and the fleet sends few commands"

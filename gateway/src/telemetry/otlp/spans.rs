@@ -24,6 +24,7 @@ use rouse::fault::DisconnectPhase;
 use tokio::time::Instant;
 
 use crate::{
+    http::route::InferenceRoute,
     metrics::{cold_start_label, phase_label},
     telemetry::{
         RequestRecord,
@@ -171,34 +172,13 @@ fn path(record: &RequestRecord) -> &str {
 fn route(label: &str, path: &str) -> Option<&'static str> {
     const PATTERNS: [(&str, &str); 2] =
         [("/v1/models/", "/v1/models/{id}"), ("/engines/", "/engines/{model}/{rest}")];
-    const FIXED: [&str; 21] = [
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/embeddings",
-        "/v1/responses",
-        "/v1/rerank",
-        "/rerank",
-        "/v2/rerank",
-        "/v1/score",
-        "/score",
-        "/v1/moderations",
-        "/v1/images/generations",
-        "/v1/audio/speech",
-        "/v1/audio/transcriptions",
-        "/v1/audio/translations",
-        "/v1/messages",
-        "/v1/messages/count_tokens",
-        "/tokenize",
-        "/detokenize",
-        "/v1/models",
-        "/healthz",
-        "/readyz",
-    ];
+    const OTHERS: [&str; 3] = ["/v1/models", "/healthz", "/readyz"];
     if label == "other" {
         return None;
     }
     let pattern = || PATTERNS.iter().find(|(start, _)| path.starts_with(start)).map(|(_, route)| *route);
-    FIXED.into_iter().find(|fixed| *fixed == path).or_else(pattern)
+    let other = || OTHERS.into_iter().find(|other| *other == path);
+    InferenceRoute::known_path(path).or_else(other).or_else(pattern)
 }
 
 /// Returns the conventions' name of the operation.
